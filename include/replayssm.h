@@ -1,0 +1,840 @@
+/* libreplayssm: state updates of Mamba-2, Gated DeltaNet and Kimi Delta Attention layers by replay.
+ * SPDX-License-Identifier: MIT OR Apache-2.0
+ * Generated from src/ffi by cbindgen; `make header` renews it. C11 and C++17; needs no other header, CUDA's included.
+ *
+ * A recurrent layer's state is kept as it was some tokens ago (the checkpoint) together with the inputs of the tokens since then (the
+ * ring). A step computes its outputs from both and appends to the ring; the state is rewritten only once per window. A commit
+ * moves the position forward by the accepted tokens: rolling back rejected drafts is not moving it.
+ *
+ *   context -> slots -> layers      a backend; positions of all layers of a model; a pool of equal layers
+ *   reset, import                   start a request
+ *   step, step, ..., commit         one model step: every layer and convolution with ONE batch, then one commit
+ *   extend, extend, ..., commit     the same for prompts: rows of any length, no rollback
+ *   export, rewind, read_cursors    look, take back
+ *
+ * Structs
+ *   A descriptor starts with struct_size = sizeof(the struct) as the caller compiled it (REPLAYSSM_INIT does that). Zero is every field's
+ *   default. Descriptors grow at the end only and have no padding; bytes beyond what the library knows must be zero,
+ *   else REPLAYSSM_UNSUPPORTED names the offset. replayssm_ids, replayssm_tensor and replayssm_cursor never change. Out-parameters are
+ *   written on success only; handle out-parameters become NULL on failure.
+ *
+ * Handles
+ *   Never dereferenced; NULL, destroyed and foreign ones give REPLAYSSM_INVALID_HANDLE. Children keep their parents: a destroyed
+ *   context or slots handle goes when its last child does.
+ *
+ * Memory
+ *   Device arrays (everything but descriptors and host lists) lie in the context's memory: host memory on the CPU backend. They are
+ *   the caller's and stay valid and unchanged until the work has run. Descriptors are read before a call returns.
+ *
+ * Threads and streams
+ *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
+ *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
+ *   Nothing allocates, locks or synchronises between create and destroy but what says so: acquire and release take a lock.
+ *
+ * Errors
+ *   A status says whether the call was accepted; on an error nothing was done. What only the device can see (ids, counts,
+ *   lengths, positions) harms no slot: it sets bits that replayssm_check reads. Two rows of a batch on one slot leave
+ *   that slot undefined, no other. Nothing aborts, unwinds or prints; no environment variable is read.
+ *
+ * Capture
+ *   The calls of a model step, and all that take a list with REPLAYSSM_DEVICE, are made to be captured in a CUDA graph: what differs
+ *   between replays is device data. This version has the CPU backend only. */
+
+
+#ifndef REPLAYSSM_H
+#define REPLAYSSM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define REPLAYSSM_VERSION_MAJOR 0
+#define REPLAYSSM_VERSION_MINOR 1
+#define REPLAYSSM_VERSION_PATCH 0
+#define REPLAYSSM_VERSION \
+  ((uint32_t)REPLAYSSM_VERSION_MAJOR << 24 | (uint32_t)REPLAYSSM_VERSION_MINOR << 12 | REPLAYSSM_VERSION_PATCH)
+
+#if defined(_WIN32)
+#define REPLAYSSM_API __declspec(dllimport)
+#elif defined(__GNUC__)
+#define REPLAYSSM_API __attribute__((visibility("default")))
+#else
+#define REPLAYSSM_API
+#endif
+/* [[nodiscard]] comes first: clang++ rejects it behind another attribute. */
+#if defined(__cplusplus)
+#define REPLAYSSM_CALL [[nodiscard]] REPLAYSSM_API
+#elif defined(__GNUC__)
+#define REPLAYSSM_CALL __attribute__((warn_unused_result)) REPLAYSSM_API
+#else
+#define REPLAYSSM_CALL REPLAYSSM_API
+#endif
+
+/* A descriptor with every default: replayssm_batch b = REPLAYSSM_INIT(replayssm_batch); */
+#ifdef __cplusplus
+template <class T>
+inline T replayssm_init() {
+  T descriptor{};
+  descriptor.struct_size = static_cast<uint32_t>(sizeof(T));
+  return descriptor;
+}
+#define REPLAYSSM_INIT(T) replayssm_init<T>()
+#else
+#define REPLAYSSM_INIT(T) ((T){.struct_size = (uint32_t)sizeof(T)})
+#endif
+
+/* What a call returns. Numbers are pinned; new ones fill the gaps. Treat an unknown number as an error. */
+typedef int32_t replayssm_status;
+/* The call was accepted. On the CPU its work is done; otherwise it is enqueued. */
+#define REPLAYSSM_OK 0
+/* A field has a value that can never be right; the message names it. */
+#define REPLAYSSM_INVALID_ARGUMENT 1
+/* A handle is NULL, destroyed, of another type, or not a handle. */
+#define REPLAYSSM_INVALID_HANDLE 2
+/* A position or a count lies outside what the slot holds; nothing changed. */
+#define REPLAYSSM_OUT_OF_RANGE 3
+/* The buffer is too small; the message says what is needed. */
+#define REPLAYSSM_BUFFER_TOO_SMALL 4
+/* The stream belongs to another context or device; the CPU backend takes none. */
+#define REPLAYSSM_WRONG_STREAM 5
+/* An option, shape, dtype or descriptor of a newer header that this library does not know. */
+#define REPLAYSSM_UNSUPPORTED 20
+/* No CUDA in this build, or no usable driver; the message says which. */
+#define REPLAYSSM_NO_CUDA 21
+/* An allocation failed; nothing changed. */
+#define REPLAYSSM_OUT_OF_MEMORY 40
+/* A defect of this library was caught at the boundary. Reset the slots of the call. */
+#define REPLAYSSM_INTERNAL 90
+
+/* Element type of a tensor or index array. */
+typedef int32_t replayssm_dtype;
+/* Where it is legal: the default. */
+#define REPLAYSSM_DTYPE_NONE 0
+/* IEEE binary32. */
+#define REPLAYSSM_F32 1
+/* bfloat16. */
+#define REPLAYSSM_BF16 2
+/* IEEE binary16. */
+#define REPLAYSSM_F16 3
+/* Signed 32-bit index. */
+#define REPLAYSSM_I32 16
+/* Signed 64-bit index. */
+#define REPLAYSSM_I64 17
+
+/* Where a context runs. */
+typedef int32_t replayssm_backend;
+/* The best that is there. */
+#define REPLAYSSM_BACKEND_AUTO 0
+/* Host memory, the caller's and the library's threads. */
+#define REPLAYSSM_BACKEND_CPU 1
+/* Device memory and streams. */
+#define REPLAYSSM_BACKEND_CUDA 2
+
+/* Family of a pool. */
+typedef int32_t replayssm_family;
+/* Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, dt_softplus off). */
+#define REPLAYSSM_MAMBA2 1
+/* Gated DeltaNet. Not in this version: REPLAYSSM_UNSUPPORTED. */
+#define REPLAYSSM_GDN 2
+/* Kimi Delta Attention. Not in this version: REPLAYSSM_UNSUPPORTED. */
+#define REPLAYSSM_KDA 3
+/* The depthwise causal convolution in front of such layers. */
+#define REPLAYSSM_CONV1D 4
+
+/* How a state lies in its checkpoint. */
+typedef int32_t replayssm_format;
+/* SPLIT32. */
+#define REPLAYSSM_FORMAT_DEFAULT 0
+/* A fp32 state as two 16-bit planes per head: bfloat16 values, then the rest of the bits. Lossless, 4 bytes an element. */
+#define REPLAYSSM_FORMAT_SPLIT32 1
+/* A fp32 state. */
+#define REPLAYSSM_FORMAT_F32 2
+
+/* How a step computes its outputs. The state is exact under every readout. */
+typedef int32_t replayssm_readout;
+/* HIGH for SPLIT32 with bfloat16 activations, else FULL. */
+#define REPLAYSSM_READOUT_DEFAULT 0
+/* From a bfloat16 view of the checkpoint: half the bytes. SPLIT32 only. */
+#define REPLAYSSM_READOUT_HIGH 1
+/* From the whole checkpoint, fp32 grade. */
+#define REPLAYSSM_READOUT_FULL 2
+/* By the plain update's own arithmetic: equal to `replayssm_*_extend`'s outputs by bytes, at any T. */
+#define REPLAYSSM_READOUT_EXACT 3
+
+/* When checkpoints are folded before the window forces it. */
+typedef int32_t replayssm_schedule;
+/* First folds are spread over a window by ring id, so that rows which start together do not fold in one step. */
+#define REPLAYSSM_SCHEDULE_STAGGERED 0
+/* Folds end at multiples of window - max_step_tokens + 1: a request folds at the same tokens whatever else runs. */
+#define REPLAYSSM_SCHEDULE_BY_POSITION 1
+/* Only when the window is full. */
+#define REPLAYSSM_SCHEDULE_NONE 2
+
+/* How commit counts are meant; all are clamped to 0 .. tokens of the row. */
+typedef int32_t replayssm_counts;
+/* Tokens accepted, the bonus token included (vLLM, SGLang). */
+#define REPLAYSSM_ACCEPTED 0
+/* Drafts accepted: one token less. */
+#define REPLAYSSM_ACCEPTED_DRAFTS 1
+/* Tokens rejected (llama.cpp). */
+#define REPLAYSSM_REJECTED 2
+
+/* Axis order of a dense state. */
+typedef int32_t replayssm_orientation;
+/* [headdim, dstate]; a convolution: [channels, width - 1], oldest first. */
+#define REPLAYSSM_STATE_ROW_MAJOR 0
+/* [dstate, headdim]; a convolution: [width - 1, channels]. */
+#define REPLAYSSM_STATE_COL_MAJOR 1
+
+/* Where arrays lie. */
+typedef int32_t replayssm_where;
+/* In the context's memory (host memory on the CPU backend), read when the work runs: a bad value sets a fault bit and
+ * that entry is skipped. */
+#define REPLAYSSM_DEVICE 0
+/* In host memory, read before the call returns: a bad value is an error and nothing happens. At most 256 entries. */
+#define REPLAYSSM_HOST 1
+
+/* A CUDA stream; the same type as CUstream and cudaStream_t. NULL on the CPU backend. */
+typedef struct CUstream_st *replayssm_stream;
+
+/* What a stream points to; defined by CUDA. */
+typedef struct CUstream_st CUstream_st;
+
+/* One backend on one device. Immutable after create. */
+typedef struct replayssm_context replayssm_context;
+
+/* Positions and schedule of all layers of a model on one device. */
+typedef struct replayssm_slots replayssm_slots;
+
+/* A pool: n_layers equal layers of one family on a slots handle. */
+typedef struct replayssm_layers replayssm_layers;
+
+/* An index array. A leaf: embedded in others, without struct_size, never changed. */
+typedef struct replayssm_ids {
+  /* Element 0, aligned to its type. */
+  const void *data;
+  /* Distance of neighbours in elements; 0 means 1. */
+  int64_t stride;
+  /* REPLAYSSM_I32 or REPLAYSSM_I64. */
+  replayssm_dtype dtype;
+  /* Zero. */
+  uint32_t reserved;
+} replayssm_ids;
+
+/* A strided tensor with the axes row, token, head (or group, section, channel); the last axis is contiguous. Strides are in
+ * elements, and 0 is 0: a broadcast input. A packed row of several inputs is several views of it. A leaf, never changed. */
+typedef struct replayssm_tensor {
+  /* Element 0, aligned to its type. NULL: absent, where that is legal. */
+  void *data;
+  /* Distance of batch rows; ignored with cu_seqlens. */
+  int64_t stride_row;
+  /* Distance of tokens. */
+  int64_t stride_token;
+  /* Distance of heads (groups, sections; for a parameter: of heads or channels). */
+  int64_t stride_head;
+  /* REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16. */
+  replayssm_dtype dtype;
+  /* Zero. */
+  uint32_t reserved;
+} replayssm_tensor;
+
+/* What a context is to be. */
+typedef struct replayssm_context_desc {
+  /* sizeof(replayssm_context_desc). */
+  uint32_t struct_size;
+  /* REPLAYSSM_BACKEND_*. */
+  replayssm_backend backend;
+  /* CUDA: device ordinal. 0 on the CPU backend. */
+  int32_t device;
+  /* CPU: threads that work on a call, the library's own; 0 = as many as the process may use, 1 = the calling thread. */
+  int32_t n_threads;
+  /* Zero. */
+  uint32_t flags;
+  /* Zero. */
+  uint32_t reserved;
+} replayssm_context_desc;
+
+/* What a context is. Out. */
+typedef struct replayssm_context_info {
+  /* sizeof(replayssm_context_info), set by the caller. */
+  uint32_t struct_size;
+  /* REPLAYSSM_BACKEND_CPU or REPLAYSSM_BACKEND_CUDA. */
+  replayssm_backend backend;
+  /* Device ordinal; 0 on the CPU backend. */
+  int32_t device;
+  /* Threads that work on a call; 0 on CUDA. */
+  int32_t n_threads;
+  /* Name of the device or of the instruction set, with a final zero. */
+  char name[64];
+} replayssm_context_info;
+
+/* Sizes and rules of a slots handle. */
+typedef struct replayssm_slots_desc {
+  /* sizeof(replayssm_slots_desc). */
+  uint32_t struct_size;
+  /* Checkpoints: live ones and cached ones. At least 1. */
+  int32_t n_slots;
+  /* Rings: requests that can run at once. 0 = n_slots. */
+  int32_t n_rings;
+  /* W, 1 to 256 and at least max_step_tokens. 0 = max(16, min(256, 8 max_step_tokens)). */
+  int32_t window;
+  /* T_max: the longest step, 1 to 256. 0 = 1. */
+  int32_t max_step_tokens;
+  /* Committed tokens that a rewind may always take back, 0 to 256: no step folds them. Adds rows to every ring. */
+  int32_t min_rewind;
+  /* REPLAYSSM_SCHEDULE_*. */
+  replayssm_schedule schedule;
+  /* Zero. */
+  uint32_t flags;
+} replayssm_slots_desc;
+
+/* What a pool is. Fields of other families are zero. */
+typedef struct replayssm_pool_desc {
+  /* sizeof(replayssm_pool_desc). */
+  uint32_t struct_size;
+  /* REPLAYSSM_MAMBA2 or REPLAYSSM_CONV1D. */
+  replayssm_family family;
+  /* Layers, at least 1. */
+  int32_t n_layers;
+  /* Activation dtype of x, B, C, z. Gates and parameters carry their own. */
+  replayssm_dtype io;
+  /* Output dtype; 0 = io. */
+  replayssm_dtype out;
+  /* REPLAYSSM_FORMAT_*; 0 for a convolution. */
+  replayssm_format format;
+  /* REPLAYSSM_READOUT_*; 0 for a convolution. */
+  replayssm_readout readout;
+  /* Zero: the formats of this version round nothing. */
+  int32_t stochastic_rounding;
+  /* Mamba-2: heads. */
+  int32_t nheads;
+  /* Mamba-2: rows of a head's state, 1 to 256. */
+  int32_t headdim;
+  /* Mamba-2: columns of a head's state, 1 to 256. */
+  int32_t dstate;
+  /* Mamba-2: groups of heads that share B and C; divides nheads. */
+  int32_t ngroups;
+  /* Gated DeltaNet, Kimi Delta Attention: query and key heads. */
+  int32_t H;
+  /* Value heads. */
+  int32_t HV;
+  /* Key dimension. */
+  int32_t K;
+  /* Value dimension. */
+  int32_t V;
+  /* Head map. */
+  int32_t head_map;
+  /* Dtype of readout records. */
+  replayssm_dtype u_dtype;
+  /* Convolution: channels of all sections. */
+  int32_t channels;
+  /* Convolution: taps, 2 to 4. */
+  int32_t width;
+  /* Convolution: sections of the channel axis (as x, B, C of one packed row); 0 = one section. */
+  int32_t n_sections;
+  /* Zero. */
+  uint32_t reserved;
+  /* Convolution: host array [n_sections] of the channels of each section; read before the call returns. */
+  const int32_t *section_channels;
+} replayssm_pool_desc;
+
+/* A component of a pool's memory. */
+typedef int32_t replayssm_component_kind;
+/* States, per slot. F32: fp32 [nheads, headdim, dstate]. SPLIT32: per head a bfloat16 plane [headdim, dstate], then an
+ * int16 plane of the same shape: value bits = (high << 16) + low. */
+#define REPLAYSSM_COMPONENT_CHECKPOINT 1
+/* Positions of 16-row checkpoint tiles, int64, per slot; for a convolution per ring. */
+#define REPLAYSSM_COMPONENT_TAGS 2
+/* Mamba-2 records of x, per ring: io [nheads, rows, headdim], rows = window + min_rewind + max_step_tokens. */
+#define REPLAYSSM_COMPONENT_X 3
+/* Mamba-2 records of B, per ring: io [ngroups, rows, dstate]. */
+#define REPLAYSSM_COMPONENT_B 4
+/* Mamba-2 records of dt and A dt, per ring: fp32 [nheads, rows, 2]. */
+#define REPLAYSSM_COMPONENT_DT 5
+/* Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels]. */
+#define REPLAYSSM_COMPONENT_CONV 12
+
+/* Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
+ * layer l of slot (or ring) s lies at base + l * layer_stride_bytes + s * slot_stride_bytes. Lent memory is not
+ * touched at create: reset, import or copy to each slot before its first step. */
+typedef struct replayssm_lent {
+  /* sizeof(replayssm_lent). */
+  uint32_t struct_size;
+  /* REPLAYSSM_COMPONENT_*, each at most once. */
+  replayssm_component_kind kind;
+  /* Layer 0 of slot 0, aligned to 16 bytes. Stays the caller's, and must outlive the pool. */
+  void *base;
+  /* Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings). */
+  int64_t layer_stride_bytes;
+  /* Multiple of 16, at least the component's bytes; 0 = dense. */
+  int64_t slot_stride_bytes;
+} replayssm_lent;
+
+/* Size and place of a component. Out. */
+typedef struct replayssm_component {
+  /* sizeof(replayssm_component), set by the caller in element 0; it is the element stride. */
+  uint32_t struct_size;
+  /* REPLAYSSM_COMPONENT_*. */
+  replayssm_component_kind kind;
+  /* 1: indexed by ring; 0: by slot. */
+  int32_t per_ring;
+  /* Zero. */
+  uint32_t reserved;
+  /* Bytes of one layer's part of one slot (or ring), contiguous. */
+  uint64_t bytes;
+  /* Layer 0 of slot 0. */
+  void *base;
+  /* Bytes from slot to slot. */
+  int64_t slot_stride_bytes;
+  /* Bytes from layer to layer. */
+  int64_t layer_stride_bytes;
+} replayssm_component;
+
+/* How a call is to run. NULL: all defaults. */
+typedef struct replayssm_exec {
+  /* sizeof(replayssm_exec). */
+  uint32_t struct_size;
+  /* Zero. */
+  uint32_t flags;
+  /* The caller's stream; NULL on the CPU backend. */
+  replayssm_stream stream;
+  /* CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
+   * same time if it likes, and waits for all before the next call on the same slots. */
+  int32_t part;
+  /* 0 or 1: the call does everything, on the library's threads. */
+  int32_t n_parts;
+} replayssm_exec;
+
+/* Flag of a batch: null_id is padding too. */
+#define REPLAYSSM_BATCH_NULL_ID 1
+/* Flag of a batch: leave outputs of null rows alone instead of writing zeros. */
+#define REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS 2
+/* Flag of a batch: it goes to extend calls and their commit. Without it, to steps and their commit. */
+#define REPLAYSSM_BATCH_EXTEND 4
+
+/* One batch of a model step. The same descriptor goes to every layer, every convolution and the commit of the step, and what it
+ * points to stays as it is until the commit has run. Arrays lie in the context's memory.
+ *
+ * A row is null iff its slot or ring id is negative, or its slot id is null_id (with the flag). An id at or above its
+ * count, a row longer than max_tokens, and falling cu_seqlens also make a null row, and set a fault bit. Null rows
+ * write zeros and touch no slot. A row of 0 tokens does nothing. No slot and no ring may be in a batch twice. */
+typedef struct replayssm_batch {
+  /* sizeof(replayssm_batch). */
+  uint32_t struct_size;
+  /* REPLAYSSM_BATCH_*. */
+  uint32_t flags;
+  /* Rows, padding included; 0 is legal. */
+  int32_t n_rows;
+  /* Tokens of every row, up to max_step_tokens (extend: any number); 0 with cu_seqlens. */
+  int32_t tokens;
+  /* With cu_seqlens: no row is longer. 0 = max_step_tokens (extend: no limit). */
+  int32_t max_tokens;
+  /* With REPLAYSSM_BATCH_NULL_ID: this slot id is padding. */
+  int32_t null_id;
+  /* Extend: leave the last keep_tail tokens of each row in the ring, so that they can be taken back; up to window. */
+  int32_t keep_tail;
+  /* Zero. */
+  uint32_t reserved;
+  /* With cu_seqlens: token rows that the packed tensors have; cu_seqlens is clamped to it. */
+  int64_t n_tokens;
+  /* [n_rows] slot of each row. */
+  struct replayssm_ids slots;
+  /* [n_rows] ring of each row; data NULL: the same ids as slots. */
+  struct replayssm_ids rings;
+  /* [n_rows + 1]: row r has tokens cu_seqlens[r] .. cu_seqlens[r + 1] - 1 of the packed tensors. NULL: tokens. */
+  const int32_t *cu_seqlens;
+  /* [n_rows], nonzero: fold the row's committed history in this step. NULL: none. */
+  const uint8_t *flush;
+  /* [n_rows]: the commit skips rows whose ring is of another generation. NULL: it skips none. */
+  const uint32_t *generation;
+} replayssm_batch;
+
+/* Inputs, parameters and output of a Mamba-2 call.
+ *
+ * Per head: dt = softplus(dt + dt_bias), g = A dt, S = e^g S + dt x B^T, y = S C + D x, out = y silu(z)
+ * (Dao and Gu, "Transformers are SSMs", 2024; the state is [headdim, dstate], dstate contiguous). */
+typedef struct replayssm_mamba2_args {
+  /* sizeof(replayssm_mamba2_args). */
+  uint32_t struct_size;
+  /* 0: dt goes through softplus. -1: dt (with its bias) is used as it is. */
+  int32_t dt_softplus;
+  /* io [.., nheads, headdim]. */
+  struct replayssm_tensor x;
+  /* io [.., ngroups, dstate]. */
+  struct replayssm_tensor B;
+  /* io [.., ngroups, dstate]. */
+  struct replayssm_tensor C;
+  /* Any dtype, [.., nheads]: a head axis, no channel axis. */
+  struct replayssm_tensor dt;
+  /* Any dtype, [nheads] along stride_head. Negative for a decay. */
+  struct replayssm_tensor A;
+  /* Any dtype, [nheads]; absent = 0. */
+  struct replayssm_tensor dt_bias;
+  /* Any dtype, [nheads], or with D_per_element [nheads, headdim]; absent = 0. */
+  struct replayssm_tensor D;
+  /* Whether D has an element per channel. */
+  int32_t D_per_element;
+  /* Zero. */
+  uint32_t reserved;
+  /* io [.., nheads, headdim]; absent = no gate. */
+  struct replayssm_tensor z;
+  /* Output dtype, [.., nheads, headdim]. Overlaps no input. */
+  struct replayssm_tensor out;
+} replayssm_mamba2_args;
+
+/* Inputs, parameters and output of a convolution call: out_t = silu(bias + sum_i weight_i x_{t - width + 1 + i}). */
+typedef struct replayssm_conv1d_args {
+  /* sizeof(replayssm_conv1d_args). */
+  uint32_t struct_size;
+  /* 0: SiLU follows. 1: it does not. */
+  int32_t no_silu;
+  /* io; head axis = section. */
+  struct replayssm_tensor x;
+  /* Output dtype; head axis = section. May be x itself if the dtypes are equal. */
+  struct replayssm_tensor out;
+  /* Any dtype, [channels, width], channels along stride_head, taps contiguous, oldest first. */
+  struct replayssm_tensor weight;
+  /* Any dtype, [channels]; absent = 0. */
+  struct replayssm_tensor bias;
+} replayssm_conv1d_args;
+
+/* How many tokens of each row are accepted. */
+typedef struct replayssm_commit_args {
+  /* sizeof(replayssm_commit_args). */
+  uint32_t struct_size;
+  /* REPLAYSSM_ACCEPTED, REPLAYSSM_ACCEPTED_DRAFTS or REPLAYSSM_REJECTED. */
+  replayssm_counts convention;
+  /* [n_rows] in the context's memory; NULL: all tokens of each row. NULL for an extend. */
+  const int32_t *counts;
+  /* Distance of neighbours in elements; 0 = 1. */
+  int64_t counts_stride;
+} replayssm_commit_args;
+
+/* A list of slots and rings. Negative ids are skipped. */
+typedef struct replayssm_list {
+  /* sizeof(replayssm_list). */
+  uint32_t struct_size;
+  /* Entries; 0 is legal. */
+  int32_t n;
+  /* Where the ids and all per-entry arrays of the call lie: REPLAYSSM_DEVICE or REPLAYSSM_HOST. */
+  replayssm_where place;
+  /* Zero. */
+  uint32_t reserved;
+  /* [n]. */
+  struct replayssm_ids slots;
+  /* [n]; data NULL: the same ids as slots. */
+  struct replayssm_ids rings;
+} replayssm_list;
+
+/* What a reset sets. Arrays have an element per list entry. */
+typedef struct replayssm_reset_args {
+  /* sizeof(replayssm_reset_args). */
+  uint32_t struct_size;
+  /* 0: the state becomes zero. 1: it stays as it is (the caller has just written it in place; convolution windows
+   * are to be imported). */
+  int32_t keep_checkpoint;
+  /* With keep_checkpoint: what stands there is fp32 [nheads, headdim, dstate]; turn it into the pool's format. */
+  int32_t convert;
+  /* Zero. */
+  uint32_t reserved;
+  /* Tokens already in the state, 0 to 2^60. NULL: 0. */
+  const int64_t *position;
+  /* Generation of the ring from now on. NULL: one more than before. */
+  const uint32_t *generation;
+  /* Key of stochastic rounding. NULL: made from the ring id. */
+  const uint64_t *seed;
+} replayssm_reset_args;
+
+/* A dense state outside the library: row i belongs to entry i of a list. */
+typedef struct replayssm_state {
+  /* sizeof(replayssm_state). */
+  uint32_t struct_size;
+  /* REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16. */
+  replayssm_dtype dtype;
+  /* REPLAYSSM_STATE_ROW_MAJOR or REPLAYSSM_STATE_COL_MAJOR. */
+  replayssm_orientation orientation;
+  /* A layer, or -1: all layers, stride_layer apart. */
+  int32_t layer;
+  /* Element 0, in the context's memory. */
+  void *data;
+  /* Elements from entry to entry; 0 = dense, here and below. */
+  int64_t stride_entry;
+  /* Elements from layer to layer. */
+  int64_t stride_layer;
+  /* Elements from head to head. */
+  int64_t stride_head;
+  /* Elements from row to row (of the orientation); the last axis is contiguous. */
+  int64_t stride_row;
+} replayssm_state;
+
+/* The state of a ring. Out; 32 bytes, frozen. */
+typedef struct replayssm_cursor {
+  /* Committed tokens, absolute. */
+  int64_t position;
+  /* Position before which the staggered schedule wants a fold. */
+  int64_t flush_before;
+  /* Key of stochastic rounding. */
+  uint64_t seed;
+  /* Counts resets and copies, or as given to them. */
+  uint32_t generation;
+  /* Zero. */
+  uint32_t flags;
+} replayssm_cursor;
+
+/* Fault bit: a slot or ring id at or above its count. */
+#define REPLAYSSM_FAULT_ID 1
+/* Fault bit: a commit count outside 0 .. tokens of the row; it was clamped. */
+#define REPLAYSSM_FAULT_COUNT 2
+/* Fault bit: a row longer than max_tokens, or cu_seqlens that falls or leaves n_tokens. */
+#define REPLAYSSM_FAULT_LENGTH 4
+/* Fault bit: a checkpoint outside the window (after an uncommitted extend, or lent memory that was never reset), or a position
+ * that is not held. Nothing was written; outputs are zero. */
+#define REPLAYSSM_FAULT_POSITION 8
+/* Fault bit: a rewind beyond what the slot holds; it did nothing. */
+#define REPLAYSSM_FAULT_REWIND 128
+
+/* What went wrong on the device so far. Out. */
+typedef struct replayssm_report {
+  /* sizeof(replayssm_report), set by the caller. */
+  uint32_t struct_size;
+  /* REPLAYSSM_FAULT_*, sticky until cleared. */
+  uint32_t bits;
+  /* Faults seen. */
+  uint64_t count;
+  /* Slot or ring id of the first; for LENGTH, its row. */
+  int64_t first_slot;
+  /* Batch row or list entry of the first. */
+  int64_t first_row;
+  /* Pool of the first, in order of creation; -1 where no pool was involved. */
+  int32_t first_pool;
+  /* Layer of the first; -1 where no layer was involved. */
+  int32_t first_layer;
+} replayssm_report;
+
+/* Counters of a slots handle over all its pools, counted where the work is done. Out. */
+typedef struct replayssm_stats {
+  /* sizeof(replayssm_stats), set by the caller. */
+  uint32_t struct_size;
+  /* Zero. */
+  uint32_t reserved;
+  /* Commits. */
+  uint64_t steps;
+  /* Rows of one token or more that commits saw. */
+  uint64_t rows;
+  /* Their tokens. */
+  uint64_t tokens;
+  /* Tokens that became committed. */
+  uint64_t accepted;
+  /* Checkpoint tiles that steps rewrote. */
+  uint64_t flushes;
+  /* Bytes of checkpoint loaded. */
+  uint64_t checkpoint_bytes_read;
+  /* Bytes of checkpoint stored. */
+  uint64_t checkpoint_bytes_written;
+  /* Bytes of ring records and convolution windows loaded. */
+  uint64_t ring_bytes_read;
+  /* Bytes of ring records and convolution windows stored. */
+  uint64_t ring_bytes_written;
+} replayssm_stats;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A static name of a status, as "REPLAYSSM_OK"; never NULL. Any thread. */
+REPLAYSSM_API const char *replayssm_status_string(replayssm_status status);
+
+/* The sentence of this thread's last failed call: field, value and expectation. Valid until this thread's next failed
+ * call; never NULL; empty if none failed. */
+REPLAYSSM_API const char *replayssm_last_error_message(void);
+
+/* The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION. Any thread. */
+REPLAYSSM_API uint32_t replayssm_version(void);
+
+/* How the library was built, one line for bug reports: version, target, backends. Static, never NULL. Any thread. */
+REPLAYSSM_API const char *replayssm_build_info(void);
+
+/* Creates a context: one backend on one device. desc NULL: the best backend, all defaults.
+ *
+ * *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked
+ * for and cannot be had), OUT_OF_MEMORY (threads). Any thread; not while capturing. */
+REPLAYSSM_CALL
+replayssm_status replayssm_context_create(const struct replayssm_context_desc *desc,
+                                          struct replayssm_context **out);
+
+/* Destroys a context once the last slots handle on it is gone. NULL and stale handles do nothing. Any thread. */
+REPLAYSSM_API void replayssm_context_destroy(struct replayssm_context *context);
+
+/* What a context is. Any thread. */
+REPLAYSSM_CALL
+replayssm_status replayssm_context_query(const struct replayssm_context *context,
+                                         struct replayssm_context_info *out);
+
+/* Creates a slots handle: positions and schedule of all layers of a model on one device. All positions are 0.
+ *
+ * *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY. Any thread; not while
+ * capturing. The context stays alive as long as the slots handle. */
+REPLAYSSM_CALL
+replayssm_status replayssm_slots_create(const struct replayssm_context *context,
+                                        const struct replayssm_slots_desc *desc,
+                                        struct replayssm_slots **out);
+
+/* Destroys a slots handle once the last pool on it is gone. NULL and stale handles do nothing. Any thread. */
+REPLAYSSM_API void replayssm_slots_destroy(struct replayssm_slots *slots);
+
+/* Creates a pool: n_layers equal layers of one family on a slots handle. Owned memory is zero: the empty state at
+ * position 0. A pool that joins slots whose positions have moved must be reset first.
+ *
+ * lent: array of n_lent descriptors, each struct_size apart; NULL with 0. *out becomes the handle, or NULL on failure. Errors:
+ * INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY. The slots handle stays alive as long
+ * as the pool; no other call may be inside it. Not while capturing. */
+REPLAYSSM_CALL
+replayssm_status replayssm_layers_create(struct replayssm_slots *slots,
+                                         const struct replayssm_pool_desc *desc,
+                                         const struct replayssm_lent *lent,
+                                         int32_t n_lent,
+                                         struct replayssm_layers **out);
+
+/* Destroys a pool and the memory that it owns. NULL and stale handles do nothing. No call on it may be enqueued or running. */
+REPLAYSSM_API
+void replayssm_layers_destroy(struct replayssm_layers *layers);
+
+/* Size and place of every component of a pool. out: array of capacity descriptors, struct_size (of element 0) apart.
+ * *n becomes the number of components, also when BUFFER_TOO_SMALL is returned; out may be NULL with capacity 0. */
+REPLAYSSM_CALL
+replayssm_status replayssm_layers_components(const struct replayssm_layers *layers,
+                                             struct replayssm_component *out,
+                                             int32_t capacity,
+                                             int32_t *n);
+
+/* One Mamba-2 layer of a model step: appends the batch's tokens behind the committed ones and writes their outputs;
+ * folds history into the checkpoint when due. It may be run again or abandoned before the commit: nothing has moved.
+ *
+ * layer: 0 to n_layers - 1. exec may be NULL. A row's tokens see the committed tokens and the row's earlier ones. Device-side
+ * faults (see replayssm_check) leave a row's slot untouched and its outputs zero. Any thread; calls on disjoint slots may run at the
+ * same time. Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then. */
+REPLAYSSM_CALL
+replayssm_status replayssm_mamba2_step(const struct replayssm_layers *layers,
+                                       int32_t layer,
+                                       const struct replayssm_batch *batch,
+                                       const struct replayssm_mamba2_args *args,
+                                       const struct replayssm_exec *exec);
+
+/* Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the
+ * plain update's arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
+ *
+ * The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, any other call on these slots is a fault
+ * (FAULT_POSITION); an extend that is not committed needs a reset. Otherwise as replayssm_mamba2_step. */
+REPLAYSSM_CALL
+replayssm_status replayssm_mamba2_extend(const struct replayssm_layers *layers,
+                                         int32_t layer,
+                                         const struct replayssm_batch *batch,
+                                         const struct replayssm_mamba2_args *args,
+                                         const struct replayssm_exec *exec);
+
+/* One convolution of a model step. As replayssm_mamba2_step; the window needs no fold. */
+REPLAYSSM_CALL
+replayssm_status replayssm_conv1d_step(const struct replayssm_layers *layers,
+                                       int32_t layer,
+                                       const struct replayssm_batch *batch,
+                                       const struct replayssm_conv1d_args *args,
+                                       const struct replayssm_exec *exec);
+
+/* A convolution over rows of any length without rollback. As replayssm_mamba2_extend; of keep_tail, at most min_rewind +
+ * max_step_tokens tokens can be taken back, since the ring holds no more windows. */
+REPLAYSSM_CALL
+replayssm_status replayssm_conv1d_extend(const struct replayssm_layers *layers,
+                                         int32_t layer,
+                                         const struct replayssm_batch *batch,
+                                         const struct replayssm_conv1d_args *args,
+                                         const struct replayssm_exec *exec);
+
+/* Ends a model step: position += accepted, for every row of the batch. Once, after the last layer. Rolling back is
+ * accepting fewer. args NULL: all tokens of each row. A row of another generation is skipped. An extend takes all tokens.
+ *
+ * Counts outside 0 .. tokens are clamped and set FAULT_COUNT. Errors as replayssm_mamba2_step. */
+REPLAYSSM_CALL
+replayssm_status replayssm_commit(const struct replayssm_slots *slots,
+                                  const struct replayssm_batch *batch,
+                                  const struct replayssm_commit_args *args,
+                                  const struct replayssm_exec *exec);
+
+/* Starts requests: position, generation and seed of the listed rings are set, their history becomes empty, and the
+ * listed slots of all pools become zero (or stay, with keep_checkpoint). args NULL: all defaults. Convolution windows
+ * become zero too, or are to be imported.
+ *
+ * Errors as replayssm_mamba2_step; with host lists, an id or position out of range is INVALID_ARGUMENT and nothing happens. */
+REPLAYSSM_CALL
+replayssm_status replayssm_reset(const struct replayssm_slots *slots,
+                                 const struct replayssm_list *list,
+                                 const struct replayssm_reset_args *args,
+                                 const struct replayssm_exec *exec);
+
+/* Writes a pool's checkpoints (a convolution: windows) from a dense state and empties their history.
+ *
+ * position: [n] tokens already in the state, where the list lies; the rings move there, so every pool on them must be imported or
+ * reset to that position. NULL: the rings' own positions, which stay. Reset first, import after. Values are converted to
+ * fp32, NaNs become canonical. Errors as replayssm_reset. */
+REPLAYSSM_CALL
+replayssm_status replayssm_import(const struct replayssm_layers *layers,
+                                  const struct replayssm_list *list,
+                                  const int64_t *position,
+                                  const struct replayssm_state *src,
+                                  const struct replayssm_exec *exec);
+
+/* Writes the exact state at a held position (a convolution: its window) into a dense buffer. The slot does not change.
+ *
+ * at: [n] positions, where the list lies; NULL: all committed tokens. A position is held from the checkpoint's to the committed one;
+ * another sets FAULT_POSITION, and that entry's part of the buffer is left alone. Errors as replayssm_reset. */
+REPLAYSSM_CALL
+replayssm_status replayssm_export(const struct replayssm_layers *layers,
+                                  const struct replayssm_list *list,
+                                  const int64_t *at,
+                                  const struct replayssm_state *dst,
+                                  const struct replayssm_exec *exec);
+
+/* Takes back n[i] committed tokens, down to the newest checkpoint of all pools. Up to min_rewind tokens that were committed by steps
+ * since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
+ *
+ * n, done: [n] where the list lies. done may be NULL: with a host list, a rewind too deep is then OUT_OF_RANGE and nothing is rewound.
+ * Otherwise done[i] becomes 1 or 0, and 0 sets FAULT_REWIND and leaves entry i alone. Errors as replayssm_reset. */
+REPLAYSSM_CALL
+replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
+                                  const struct replayssm_list *list,
+                                  const int32_t *n,
+                                  int32_t *done,
+                                  const struct replayssm_exec *exec);
+
+/* Copies the state of the listed rings into dst [n], in stream order and without synchronising; entries with negative
+ * ids become zero. dst lies in the context's memory, or (CUDA) in pinned host memory. */
+REPLAYSSM_CALL
+replayssm_status replayssm_read_cursors(const struct replayssm_slots *slots,
+                                        const struct replayssm_list *list,
+                                        struct replayssm_cursor *dst,
+                                        const struct replayssm_exec *exec);
+
+/* Takes n free ids (slots and rings of the same number) from the library's list, most recently released first, each with a new
+ * generation for reset and batches. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
+ * never call it. generations may be NULL. One thread at a time. */
+REPLAYSSM_CALL
+replayssm_status replayssm_acquire(struct replayssm_slots *slots,
+                                   int32_t n,
+                                   int32_t *ids,
+                                   uint32_t *generations);
+
+/* Gives ids back. All or none: INVALID_ARGUMENT names an id that is not acquired or named twice. One thread at a time. */
+REPLAYSSM_CALL replayssm_status replayssm_release(struct replayssm_slots *slots, int32_t n, const int32_t *ids);
+
+/* What the device has found wrong so far, without synchronising. clear: 1 forgets it. */
+REPLAYSSM_CALL
+replayssm_status replayssm_check(const struct replayssm_slots *slots,
+                                 int32_t clear,
+                                 struct replayssm_report *out);
+
+/* Counters of a slots handle, without synchronising. */
+REPLAYSSM_CALL replayssm_status replayssm_stats_read(const struct replayssm_slots *slots, struct replayssm_stats *out);
+
+#ifdef __cplusplus
+}
+#endif 
+
+#endif  /* REPLAYSSM_H */

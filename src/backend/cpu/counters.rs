@@ -1,0 +1,129 @@
+//! Sticky fault bits and statistics of a slots handle, added to as work runs.
+
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::replay::launch::{Report, SlotsView, Stats};
+
+/// The counters in memory.
+#[repr(C)]
+pub(super) struct Counters {
+    bits: AtomicU32,
+    claimed: AtomicU32,
+    count: AtomicU64,
+    first_slot: AtomicI64,
+    first_row: AtomicI64,
+    first_pool: AtomicI32,
+    first_layer: AtomicI32,
+    steps: AtomicU64,
+    rows: AtomicU64,
+    tokens: AtomicU64,
+    accepted: AtomicU64,
+    flushes: AtomicU64,
+    checkpoint_read: AtomicU64,
+    checkpoint_written: AtomicU64,
+    ring_read: AtomicU64,
+    ring_written: AtomicU64,
+}
+
+/// Where a fault was seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) id: i64,
+    pub(super) row: i64,
+    pub(super) pool: i32,
+    pub(super) layer: i64,
+}
+
+/// What one work item moved, added to the counters once at its end.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) flushes: u64,
+    pub(super) checkpoint_read: u64,
+    pub(super) checkpoint_written: u64,
+    pub(super) ring_read: u64,
+    pub(super) ring_written: u64,
+}
+
+impl Counters {
+    /// The counters of a slots handle.
+    pub(super) fn of(slots: &SlotsView) -> &Counters {
+        // SAFETY: allocated by this backend with `counter_bytes`, zeroed, aligned to 128, owned by the slots handle
+        // whose view this is, and only accessed as Counters.
+        unsafe { &*(slots.counters.0 as *const Counters) }
+    }
+
+    /// Records a fault. The place of the first one is kept.
+    #[cold]
+    pub(super) fn fault(&self, bit: u32, place: Place) {
+        self.count.fetch_add(1, Relaxed);
+        if self.claimed.swap(1, Relaxed) == 0 {
+            self.first_slot.store(place.id, Relaxed);
+            self.first_row.store(place.row, Relaxed);
+            self.first_pool.store(place.pool, Relaxed);
+            self.first_layer.store(place.layer as i32, Relaxed);
+        }
+        self.bits.fetch_or(bit, Relaxed);
+    }
+
+    pub(super) fn report(&self, clear: bool) -> Report {
+        let report = Report {
+            bits: self.bits.load(Relaxed),
+            count: self.count.load(Relaxed),
+            first_slot: self.first_slot.load(Relaxed),
+            first_row: self.first_row.load(Relaxed),
+            first_pool: self.first_pool.load(Relaxed),
+            first_layer: self.first_layer.load(Relaxed),
+        };
+        if clear {
+            self.bits.store(0, Relaxed);
+            self.count.store(0, Relaxed);
+            self.first_slot.store(0, Relaxed);
+            self.first_row.store(0, Relaxed);
+            self.first_pool.store(0, Relaxed);
+            self.first_layer.store(0, Relaxed);
+            self.claimed.store(0, Relaxed);
+        }
+        report
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        Stats {
+            steps: self.steps.load(Relaxed),
+            rows: self.rows.load(Relaxed),
+            tokens: self.tokens.load(Relaxed),
+            accepted: self.accepted.load(Relaxed),
+            flushes: self.flushes.load(Relaxed),
+            checkpoint_bytes_read: self.checkpoint_read.load(Relaxed),
+            checkpoint_bytes_written: self.checkpoint_written.load(Relaxed),
+            ring_bytes_read: self.ring_read.load(Relaxed),
+            ring_bytes_written: self.ring_written.load(Relaxed),
+        }
+    }
+
+    /// Counts a commit.
+    pub(super) fn step(&self) {
+        self.steps.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a row of a commit.
+    pub(super) fn committed(&self, tokens: i64, accepted: i64) {
+        self.rows.fetch_add(1, Relaxed);
+        self.tokens.fetch_add(tokens as u64, Relaxed);
+        self.accepted.fetch_add(accepted as u64, Relaxed);
+    }
+
+    /// Adds what a work item moved.
+    pub(super) fn add(&self, tally: &Tally) {
+        for (counter, value) in [
+            (&self.flushes, tally.flushes),
+            (&self.checkpoint_read, tally.checkpoint_read),
+            (&self.checkpoint_written, tally.checkpoint_written),
+            (&self.ring_read, tally.ring_read),
+            (&self.ring_written, tally.ring_written),
+        ] {
+            if value != 0 {
+                counter.fetch_add(value, Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The CPU backend: the same interface on host pointers, work done when a call returns.
+
+mod conv1d;
+mod counters;
+pub mod isa;
+mod life;
+mod mamba2;
+mod raw;
+mod rows;
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+
+use self::counters::Counters;
+use self::isa::{FloatControl, Isa};
+use crate::error::{Error, Result};
+use crate::replay::launch::{
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, Exec, List, Mamba2Args, Memory, Mode, PoolView, Report,
+    ResetArgs, SlotsView, StateTensor, Stats,
+};
+
+/// The CPU backend.
+pub struct Cpu {
+    threads: Option<rayon::ThreadPool>,
+    n_threads: i32,
+    isa: Isa,
+}
+
+impl Cpu {
+    /// A backend with a thread pool of its own; 0 threads = as many as the process may use, 1 = the calling thread does
+    /// everything.
+    pub fn new(n_threads: i32) -> Result<Self> {
+        let n_threads = match n_threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(1024) as i32),
+            1..=1024 => n_threads,
+            other => return Err(Error::invalid("context_desc.n_threads", other, "0 to 1024")),
+        };
+        let threads = if n_threads == 1 {
+            None
+        } else {
+            // The number of threads is given, so that no environment variable is read.
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(n_threads as usize)
+                .thread_name(|i| format!("replayssm-{i}"))
+                .panic_handler(|_| ())
+                .build()
+                .map_err(|e| Error::OutOfMemory {
+                    what: format!("a pool of {n_threads} threads ({e})").into(),
+                    bytes: 0,
+                })?;
+            Some(pool)
+        };
+        Ok(Cpu { threads, n_threads, isa: Isa::detect() })
+    }
+
+    /// Runs `work` on every item of this call's share, on the pool's threads or, with parts, on the calling thread.
+    fn for_each(&self, exec: &Exec, items: i64, work: impl Fn(i64) + Sync + Send) {
+        let (begin, end) = exec.share(items);
+        let guarded = |item| {
+            let _control = FloatControl::set();
+            work(item);
+        };
+        match &self.threads {
+            Some(pool) if exec.n_parts == 1 && end - begin > 1 => {
+                pool.install(|| (begin..end).into_par_iter().for_each(guarded));
+            }
+            _ => (begin..end).for_each(guarded),
+        }
+    }
+}
+
+struct Block {
+    at: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: a block is an address and a size; what happens at the address is ordered by the callers of the C interface.
+unsafe impl Send for Block {}
+// SAFETY: as for Send.
+unsafe impl Sync for Block {}
+
+impl Memory for Block {
+    fn address(&self) -> Address {
+        Address(self.at as usize)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `Cpu::allocate` with this layout, and freed once.
+        unsafe { dealloc(self.at, self.layout) }
+    }
+}
+
+impl Backend for Cpu {
+    fn info(&self) -> BackendInfo {
+        BackendInfo { name: format!("CPU, {}", self.isa.name()), n_threads: self.n_threads }
+    }
+
+    fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {
+        let oom = || Error::OutOfMemory { what: what.into(), bytes };
+        let size = usize::try_from(bytes.max(1)).map_err(|_| oom())?;
+        let layout = Layout::from_size_align(size, 128).map_err(|_| oom())?;
+        // SAFETY: the size is not zero.
+        let at = unsafe { alloc_zeroed(layout) };
+        if at.is_null() {
+            return Err(oom());
+        }
+        Ok(Box::new(Block { at, layout }))
+    }
+
+    fn counter_bytes(&self) -> u64 {
+        size_of::<Counters>() as u64
+    }
+
+    fn check_exec(&self, exec: &Exec) -> Result<()> {
+        if exec.stream != 0 {
+            return Err(Error::WrongStream {
+                value: format!("{:#x}", exec.stream),
+                expected: "NULL is expected on the CPU backend".into(),
+            });
+        }
+        Ok(())
+    }
+
+    fn mamba2(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &Mamba2Args,
+        exec: &Exec,
+    ) -> Result<()> {
+        mamba2::run(self, slots, pool, layer, mode, batch, args, exec);
+        Ok(())
+    }
+
+    fn conv1d(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &ConvArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        conv1d::run(self, slots, pool, layer, mode, batch, args, exec);
+        Ok(())
+    }
+
+    fn commit(&self, slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) -> Result<()> {
+        life::commit(slots, batch, args, exec);
+        Ok(())
+    }
+
+    fn reset(&self, slots: &SlotsView, pools: &[&PoolView], list: &List, args: &ResetArgs, exec: &Exec) -> Result<()> {
+        life::reset(self, slots, pools, list, args, exec)
+    }
+
+    fn import(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        list: &List,
+        position: Option<Address>,
+        src: &StateTensor,
+        exec: &Exec,
+    ) -> Result<()> {
+        life::import(self, slots, pool, list, position, src, exec)
+    }
+
+    fn export(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        list: &List,
+        at: Option<Address>,
+        dst: &StateTensor,
+        exec: &Exec,
+    ) -> Result<()> {
+        life::export(self, slots, pool, list, at, dst, exec)
+    }
+
+    fn rewind(
+        &self,
+        slots: &SlotsView,
+        pools: &[&PoolView],
+        list: &List,
+        n: Address,
+        done: Option<Address>,
+        exec: &Exec,
+    ) -> Result<()> {
+        life::rewind(slots, pools, list, n, done, exec)
+    }
+
+    fn read_cursors(&self, slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {
+        life::read_cursors(slots, list, dst, exec)
+    }
+
+    fn report(&self, slots: &SlotsView, clear: bool) -> Report {
+        Counters::of(slots).report(clear)
+    }
+
+    fn stats(&self, slots: &SlotsView) -> Stats {
+        Counters::of(slots).stats()
+    }
+}

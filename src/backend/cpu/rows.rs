@@ -1,0 +1,129 @@
+//! Which slot, ring and tokens a batch row or a list entry means, and whether it may be believed.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::counters::{Counters, Place};
+use super::raw;
+use crate::error::{Error, Result};
+use crate::replay::launch::Address;
+use crate::replay::launch::{Batch, Ids, List, SlotsView, Tensor, Tokens, Where, fault};
+
+/// Tokens of a row in the caller's tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    row: i64,
+    first: i64,
+    /// Number of tokens.
+    pub(super) len: i64,
+}
+
+impl Span {
+    /// Address of a head's vector of token `t` of this row.
+    #[inline(always)]
+    pub(super) fn at(&self, tensor: &Tensor, t: i64, head: i64) -> Address {
+        tensor.at(self.row, self.first + t, head)
+    }
+}
+
+/// A batch row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Row {
+    /// Padding, or a row that a fault made so: its outputs are zero.
+    Null(Span),
+    /// A row to be worked on.
+    Live {
+        /// Its tokens.
+        span: Span,
+        /// Checkpoint.
+        slot: i64,
+        /// Ring.
+        ring: i64,
+    },
+}
+
+fn within(ids: &Ids, i: i64, null_id: Option<i64>, count: i32, mut bad: impl FnMut(i64)) -> Option<i64> {
+    // SAFETY: i is below the row count, and the caller's array has that many elements.
+    let id = unsafe { raw::id(ids, i) };
+    if id < 0 || Some(id) == null_id {
+        return None;
+    }
+    if id >= i64::from(count) {
+        bad(id);
+        return None;
+    }
+    Some(id)
+}
+
+/// Reads row `row` of a batch. Faults are recorded if `report` is set, so that only one of a row's work items does.
+#[inline]
+pub(super) fn resolve(slots: &SlotsView, batch: &Batch, row: i64, pool: i32, layer: i64, report: bool) -> Row {
+    let fault = |bit, id| {
+        if report {
+            Counters::of(slots).fault(bit, Place { id, row, pool, layer });
+        }
+    };
+    let mut fine = true;
+    let span = match batch.tokens {
+        Tokens::Dense(len) => Span { row, first: 0, len },
+        Tokens::Packed(cu) => {
+            // SAFETY: cu_seqlens has n_rows + 1 elements, and row is below n_rows.
+            let begin = i64::from(unsafe { raw::read::<i32>(cu.offset(row * 4)) });
+            // SAFETY: as above.
+            let end = i64::from(unsafe { raw::read::<i32>(cu.offset(row * 4 + 4)) });
+            let first = begin.clamp(0, batch.n_tokens);
+            let last = end.clamp(first, batch.n_tokens);
+            if (first, last) != (begin, end) || last - first > batch.max_tokens {
+                fault(fault::LENGTH, row);
+                fine = false;
+            }
+            Span { row: 0, first, len: last - first }
+        }
+    };
+    let config = &slots.config;
+    let slot = within(&batch.slots, row, batch.null_id, config.n_slots, |id| fault(fault::ID, id));
+    let ring = within(&batch.rings, row, None, config.n_rings, |id| fault(fault::ID, id));
+    match (slot, ring) {
+        (Some(slot), Some(ring)) if fine => Row::Live { span, slot, ring },
+        _ => Row::Null(span),
+    }
+}
+
+/// Whether a row's flush mask is set.
+#[inline]
+pub(super) fn flush_mask(batch: &Batch, row: i64) -> bool {
+    // SAFETY: the mask has n_rows elements, and row is below n_rows.
+    batch.flush.is_some_and(|mask| unsafe { raw::read::<u8>(mask.offset(row)) } != 0)
+}
+
+/// Slot and ring of a list entry; none if it is to be skipped.
+pub(super) fn entry(slots: &SlotsView, list: &List, i: i64, pool: i32) -> Option<(i64, i64)> {
+    let bad = |id| Counters::of(slots).fault(fault::ID, Place { id, row: i, pool, layer: -1 });
+    let slot = within(&list.slots, i, None, slots.config.n_slots, bad)?;
+    let ring = within(&list.rings, i, None, slots.config.n_rings, bad)?;
+    Some((slot, ring))
+}
+
+/// Refuses host lists with ids out of range before anything is done.
+pub(super) fn check_list(slots: &SlotsView, list: &List) -> Result<()> {
+    if list.place == Where::Device {
+        return Ok(());
+    }
+    for i in 0..list.n {
+        for (ids, name, count) in
+            [(&list.slots, "slots", slots.config.n_slots), (&list.rings, "rings", slots.config.n_rings)]
+        {
+            // SAFETY: the caller's arrays have n elements.
+            let id = unsafe { raw::id(ids, i) };
+            if id >= i64::from(count) {
+                return Err(Error::invalid(format!("list.{name}[{i}]"), id, format!("less than {count}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The position of a ring.
+pub(super) fn position(slots: &SlotsView, ring: i64) -> i64 {
+    // SAFETY: ring ids are checked by `resolve` and `entry`.
+    unsafe { raw::cursor(slots.cursors, ring) }.position.load(Relaxed)
+}

@@ -1,0 +1,3 @@
+//! Where work is done. Each backend implements [`crate::replay::launch::Backend`].
+
+pub mod cpu;

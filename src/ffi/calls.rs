@@ -1,0 +1,707 @@
+//! The exported functions. Their comments become the header's.
+//!
+//! SAFETY comments below say "by the caller's promise" where the header's rules for pointers are meant: a descriptor
+//! pointer is NULL or points to `struct_size` bytes, and every pointer in it is valid for what its field says.
+
+use std::ffi::{c_char, c_void};
+
+use super::convert;
+use super::guard::{guard, last_error};
+use super::handles::{insert, pin, remove};
+use super::read::{array, check_out, descriptor, optional, optional_pointer, required, write_descriptor, write_out};
+use super::types::*;
+use crate::backend::cpu::Cpu;
+use crate::error::{Error, Result};
+use crate::replay::config::{PoolConfig, SlotsConfig};
+use crate::replay::launch::{Address, Exec, Mode};
+use crate::replay::slots::{Context, Layers, Slots};
+
+/// A static name of a status, as "REPLAYSSM_OK"; never NULL. Any thread.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_char {
+    let text = match status {
+        REPLAYSSM_OK => c"REPLAYSSM_OK",
+        REPLAYSSM_INVALID_ARGUMENT => c"REPLAYSSM_INVALID_ARGUMENT",
+        REPLAYSSM_INVALID_HANDLE => c"REPLAYSSM_INVALID_HANDLE",
+        REPLAYSSM_OUT_OF_RANGE => c"REPLAYSSM_OUT_OF_RANGE",
+        REPLAYSSM_BUFFER_TOO_SMALL => c"REPLAYSSM_BUFFER_TOO_SMALL",
+        REPLAYSSM_WRONG_STREAM => c"REPLAYSSM_WRONG_STREAM",
+        REPLAYSSM_UNSUPPORTED => c"REPLAYSSM_UNSUPPORTED",
+        REPLAYSSM_NO_CUDA => c"REPLAYSSM_NO_CUDA",
+        REPLAYSSM_OUT_OF_MEMORY => c"REPLAYSSM_OUT_OF_MEMORY",
+        REPLAYSSM_INTERNAL => c"REPLAYSSM_INTERNAL",
+        _ => c"unknown status",
+    };
+    text.as_ptr()
+}
+
+/// The sentence of this thread's last failed call: field, value and expectation. Valid until this thread's next failed
+/// call; never NULL; empty if none failed.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_last_error_message() -> *const c_char {
+    last_error()
+}
+
+/// The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION. Any thread.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_version() -> u32 {
+    const fn number(digits: &str) -> u32 {
+        let bytes = digits.as_bytes();
+        let (mut value, mut i) = (0, 0);
+        while i < bytes.len() {
+            #[allow(clippy::indexing_slicing, reason = "evaluated at compile time")]
+            let digit = bytes[i];
+            value = value * 10 + (digit - b'0') as u32;
+            i += 1;
+        }
+        value
+    }
+    const VERSION: u32 = number(env!("CARGO_PKG_VERSION_MAJOR")) << 24
+        | number(env!("CARGO_PKG_VERSION_MINOR")) << 12
+        | number(env!("CARGO_PKG_VERSION_PATCH"));
+    VERSION
+}
+
+/// How the library was built, one line for bug reports: version, target, backends. Static, never NULL. Any thread.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_build_info() -> *const c_char {
+    const TEXT: &str = concat!(
+        "replayssm ",
+        env!("CARGO_PKG_VERSION"),
+        ", ",
+        env!("REPLAYSSM_TARGET"),
+        ", ",
+        env!("REPLAYSSM_PROFILE"),
+        ", backends: CPU (this build has no CUDA)\0"
+    );
+    TEXT.as_ptr().cast()
+}
+
+/// Creates a context: one backend on one device. desc NULL: the best backend, all defaults.
+///
+/// *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked
+/// for and cannot be had), OUT_OF_MEMORY (threads). Any thread; not while capturing.
+///
+/// # Safety
+/// desc is NULL or a descriptor; out is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_context_create(
+    desc: *const replayssm_context_desc,
+    out: *mut *mut replayssm_context,
+) -> replayssm_status {
+    guard(|| {
+        let out = Out::new(out)?;
+        // SAFETY: by the caller's promise.
+        let desc = unsafe { optional(desc) }?;
+        let context = create_context(&desc)?;
+        out.set(insert(std::sync::Arc::new(context))?);
+        Ok(())
+    })
+}
+
+/// With the feature `fault-injection`: commits on this context panic.
+#[cfg(feature = "fault-injection")]
+const PANIC_ON_COMMIT: u32 = 1 << 31;
+#[cfg(not(feature = "fault-injection"))]
+const PANIC_ON_COMMIT: u32 = 0;
+
+fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
+    convert::zero("context_desc.flags", desc.flags & !PANIC_ON_COMMIT)?;
+    convert::zero("context_desc.reserved", desc.reserved)?;
+    match desc.backend {
+        REPLAYSSM_BACKEND_AUTO | REPLAYSSM_BACKEND_CPU => {}
+        REPLAYSSM_BACKEND_CUDA => {
+            return Err(Error::NoCuda("context_desc.backend is CUDA, and this library was built without it".into()));
+        }
+        other => {
+            return Err(Error::unsupported("context_desc.backend", other, "REPLAYSSM_BACKEND_AUTO, _CPU and _CUDA"));
+        }
+    }
+    if desc.device != 0 {
+        return Err(Error::invalid("context_desc.device", desc.device, "0 on the CPU backend"));
+    }
+    Ok(Context { backend: Box::new(Cpu::new(desc.n_threads)?), panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0 })
+}
+
+/// Destroys a context once the last slots handle on it is gone. NULL and stale handles do nothing. Any thread.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_context_destroy(context: *mut replayssm_context) {
+    let _ = guard(|| {
+        remove::<Context, _>(context);
+        Ok(())
+    });
+}
+
+/// What a context is. Any thread.
+///
+/// # Safety
+/// out points to a descriptor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_context_query(
+    context: *const replayssm_context,
+    out: *mut replayssm_context_info,
+) -> replayssm_status {
+    guard(|| {
+        let context = pin::<Context, _>(context, "context")?;
+        let info = context.backend.info();
+        let mut name = [0 as c_char; 64];
+        for (to, from) in name.iter_mut().take(63).zip(info.name.bytes()) {
+            *to = from as c_char;
+        }
+        let value = replayssm_context_info {
+            struct_size: 0,
+            backend: REPLAYSSM_BACKEND_CPU,
+            device: 0,
+            n_threads: info.n_threads,
+            name,
+        };
+        // SAFETY: by the caller's promise.
+        unsafe { write_descriptor(out, &value) }
+    })
+}
+
+/// Creates a slots handle: positions and schedule of all layers of a model on one device. All positions are 0.
+///
+/// *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY. Any thread; not while
+/// capturing. The context stays alive as long as the slots handle.
+///
+/// # Safety
+/// desc is a descriptor; out is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_slots_create(
+    context: *const replayssm_context,
+    desc: *const replayssm_slots_desc,
+    out: *mut *mut replayssm_slots,
+) -> replayssm_status {
+    guard(|| {
+        let out = Out::new(out)?;
+        let context = pin::<Context, _>(context, "context")?;
+        // SAFETY: by the caller's promise.
+        let d = unsafe { descriptor(desc) }?;
+        convert::zero("slots_desc.flags", d.flags)?;
+        let config = SlotsConfig::checked(d.n_slots, d.n_rings, d.window, d.max_step_tokens, d.min_rewind, d.schedule)?;
+        out.set(insert(Slots::create(context.clone(), config)?)?);
+        Ok(())
+    })
+}
+
+/// Destroys a slots handle once the last pool on it is gone. NULL and stale handles do nothing. Any thread.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_slots_destroy(slots: *mut replayssm_slots) {
+    let _ = guard(|| {
+        remove::<Slots, _>(slots);
+        Ok(())
+    });
+}
+
+/// Creates a pool: n_layers equal layers of one family on a slots handle. Owned memory is zero: the empty state at
+/// position 0. A pool that joins slots whose positions have moved must be reset first.
+///
+/// lent: array of n_lent descriptors, each struct_size apart; NULL with 0. *out becomes the handle, or NULL on failure. Errors:
+/// INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY. The slots handle stays alive as long
+/// as the pool; no other call may be inside it. Not while capturing.
+///
+/// # Safety
+/// desc is a descriptor, lent an array as described; out is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_layers_create(
+    slots: *mut replayssm_slots,
+    desc: *const replayssm_pool_desc,
+    lent: *const replayssm_lent,
+    n_lent: i32,
+    out: *mut *mut replayssm_layers,
+) -> replayssm_status {
+    guard(|| {
+        let out = Out::new(out)?;
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let config = unsafe { pool_config(desc) }?;
+        // SAFETY: by the caller's promise.
+        let lent = unsafe { lent_list(lent, n_lent) }?;
+        out.set(insert(Layers::create(slots.clone(), config, &lent)?)?);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// desc is NULL or a descriptor.
+unsafe fn pool_config(desc: *const replayssm_pool_desc) -> Result<PoolConfig> {
+    // SAFETY: by the caller's promise.
+    let d = unsafe { descriptor(desc) }?;
+    if !(0..=1 << 16).contains(&d.n_sections) {
+        return Err(Error::invalid("pool_desc.n_sections", d.n_sections, "0 to 65536"));
+    }
+    // SAFETY: by the caller's promise.
+    let sections = unsafe { array(d.section_channels, d.n_sections as usize, "pool_desc.section_channels") }?;
+    PoolConfig::checked(&convert::pool(&d, sections)?)
+}
+
+/// # Safety
+/// lent is NULL or an array of n descriptors, each its struct_size apart.
+unsafe fn lent_list(lent: *const replayssm_lent, n: i32) -> Result<Vec<crate::replay::slots::Lent>> {
+    if !(0..=16).contains(&n) {
+        return Err(Error::invalid("n_lent", n, "0 to 16"));
+    }
+    let mut list = Vec::new();
+    let mut at = lent;
+    for _ in 0..n {
+        // SAFETY: by the caller's promise.
+        let one = unsafe { descriptor(at) }?;
+        list.push(convert::lent(&one)?);
+        at = at.wrapping_byte_add(one.struct_size as usize);
+    }
+    Ok(list)
+}
+
+/// Destroys a pool and the memory that it owns. NULL and stale handles do nothing. No call on it may be enqueued or running.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_layers_destroy(layers: *mut replayssm_layers) {
+    let _ = guard(|| {
+        remove::<Layers, _>(layers);
+        Ok(())
+    });
+}
+
+/// Size and place of every component of a pool. out: array of capacity descriptors, struct_size (of element 0) apart.
+/// *n becomes the number of components, also when BUFFER_TOO_SMALL is returned; out may be NULL with capacity 0.
+///
+/// # Safety
+/// out is an array as described; n is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_layers_components(
+    layers: *const replayssm_layers,
+    out: *mut replayssm_component,
+    capacity: i32,
+    n: *mut i32,
+) -> replayssm_status {
+    guard(|| {
+        let layers = pin::<Layers, _>(layers, "layers")?;
+        required(n.cast_const().cast(), "n", align_of::<i32>())?;
+        let list = layers.components();
+        let needed = list.len() as i32;
+        // SAFETY: by the caller's promise.
+        unsafe { write_out(n, needed) };
+        if capacity < needed {
+            return Err(Error::BufferTooSmall {
+                field: "capacity".into(),
+                value: capacity.max(0) as u64,
+                needed: needed as u64,
+            });
+        }
+        // SAFETY: by the caller's promise.
+        unsafe { check_out(out.cast_const()) }?;
+        // SAFETY: checked to be a descriptor, which starts with its size.
+        let stride = unsafe { out.cast::<u32>().read() } as usize;
+        for (i, (layout, view)) in list.enumerate() {
+            let value = replayssm_component {
+                struct_size: 0,
+                kind: layout.component as i32,
+                per_ring: layout.per_ring.into(),
+                reserved: 0,
+                bytes: layout.bytes,
+                base: view.base.0 as *mut c_void,
+                slot_stride_bytes: view.stride,
+                layer_stride_bytes: view.layer_stride,
+            };
+            let to = out.wrapping_byte_add(i * stride);
+            // SAFETY: an element of the caller's array, whose elements all have the size of the first.
+            unsafe { to.cast::<u32>().write(stride as u32) };
+            // SAFETY: as above.
+            unsafe { write_descriptor(to, &value) }?;
+        }
+        Ok(())
+    })
+}
+
+macro_rules! layer_call {
+    ($layers:ident, $batch:ident, $args:ident, $exec:ident, $convert:path, |$pool:ident, $b:ident, $a:ident, $e:ident| $call:expr) => {
+        guard(|| {
+            let $pool = pin::<Layers, _>($layers, "layers")?;
+            // SAFETY: by the caller's promise.
+            let $b = convert::batch(&unsafe { descriptor($batch) }?)?;
+            // SAFETY: by the caller's promise.
+            let $a = $convert(&unsafe { descriptor($args) }?, &$b)?;
+            // SAFETY: by the caller's promise.
+            let $e = unsafe { execution($exec) }?;
+            $call
+        })
+    };
+}
+
+/// # Safety
+/// exec is NULL or a descriptor.
+unsafe fn execution(exec: *const replayssm_exec) -> Result<Exec> {
+    // SAFETY: by the caller's promise.
+    convert::exec(&unsafe { optional(exec) }?)
+}
+
+/// One Mamba-2 layer of a model step: appends the batch's tokens behind the committed ones and writes their outputs;
+/// folds history into the checkpoint when due. It may be run again or abandoned before the commit: nothing has moved.
+///
+/// layer: 0 to n_layers - 1. exec may be NULL. A row's tokens see the committed tokens and the row's earlier ones. Device-side
+/// faults (see replayssm_check) leave a row's slot untouched and its outputs zero. Any thread; calls on disjoint slots may run at the
+/// same time. Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+///
+/// # Safety
+/// Descriptors and what they point to are valid as their fields say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_mamba2_step(
+    layers: *const replayssm_layers,
+    layer: i32,
+    batch: *const replayssm_batch,
+    args: *const replayssm_mamba2_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    layer_call!(layers, batch, args, exec, convert::mamba2, |pool, b, a, e| pool.mamba2(
+        layer.into(),
+        Mode::Step,
+        b,
+        &a,
+        &e
+    ))
+}
+
+/// Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the
+/// plain update's arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
+///
+/// The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, any other call on these slots is a fault
+/// (FAULT_POSITION); an extend that is not committed needs a reset. Otherwise as replayssm_mamba2_step.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_mamba2_extend(
+    layers: *const replayssm_layers,
+    layer: i32,
+    batch: *const replayssm_batch,
+    args: *const replayssm_mamba2_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    layer_call!(layers, batch, args, exec, convert::mamba2, |pool, b, a, e| pool.mamba2(
+        layer.into(),
+        Mode::Extend,
+        b,
+        &a,
+        &e
+    ))
+}
+
+/// One convolution of a model step. As replayssm_mamba2_step; the window needs no fold.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_conv1d_step(
+    layers: *const replayssm_layers,
+    layer: i32,
+    batch: *const replayssm_batch,
+    args: *const replayssm_conv1d_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    layer_call!(layers, batch, args, exec, convert::conv1d, |pool, b, a, e| pool.conv1d(
+        layer.into(),
+        Mode::Step,
+        b,
+        &a,
+        &e
+    ))
+}
+
+/// A convolution over rows of any length without rollback. As replayssm_mamba2_extend; of keep_tail, at most min_rewind +
+/// max_step_tokens tokens can be taken back, since the ring holds no more windows.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_conv1d_extend(
+    layers: *const replayssm_layers,
+    layer: i32,
+    batch: *const replayssm_batch,
+    args: *const replayssm_conv1d_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    layer_call!(layers, batch, args, exec, convert::conv1d, |pool, b, a, e| pool.conv1d(
+        layer.into(),
+        Mode::Extend,
+        b,
+        &a,
+        &e
+    ))
+}
+
+/// Ends a model step: position += accepted, for every row of the batch. Once, after the last layer. Rolling back is
+/// accepting fewer. args NULL: all tokens of each row. A row of another generation is skipped. An extend takes all tokens.
+///
+/// Counts outside 0 .. tokens are clamped and set FAULT_COUNT. Errors as replayssm_mamba2_step.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_commit(
+    slots: *const replayssm_slots,
+    batch: *const replayssm_batch,
+    args: *const replayssm_commit_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let batch = convert::batch(&unsafe { descriptor(batch) }?)?;
+        // SAFETY: by the caller's promise.
+        let args = convert::commit(&unsafe { optional(args) }?)?;
+        // SAFETY: by the caller's promise.
+        slots.commit(batch, &args, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Starts requests: position, generation and seed of the listed rings are set, their history becomes empty, and the
+/// listed slots of all pools become zero (or stay, with keep_checkpoint). args NULL: all defaults. Convolution windows
+/// become zero too, or are to be imported.
+///
+/// Errors as replayssm_mamba2_step; with host lists, an id or position out of range is INVALID_ARGUMENT and nothing happens.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_reset(
+    slots: *const replayssm_slots,
+    list: *const replayssm_list,
+    args: *const replayssm_reset_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let list = convert::list(&unsafe { descriptor(list) }?)?;
+        // SAFETY: by the caller's promise.
+        let args = convert::reset(&unsafe { optional(args) }?)?;
+        // SAFETY: by the caller's promise.
+        slots.reset(&list, &args, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Writes a pool's checkpoints (a convolution: windows) from a dense state and empties their history.
+///
+/// position: [n] tokens already in the state, where the list lies; the rings move there, so every pool on them must be imported or
+/// reset to that position. NULL: the rings' own positions, which stay. Reset first, import after. Values are converted to
+/// fp32, NaNs become canonical. Errors as replayssm_reset.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_import(
+    layers: *const replayssm_layers,
+    list: *const replayssm_list,
+    position: *const i64,
+    src: *const replayssm_state,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let layers = pin::<Layers, _>(layers, "layers")?;
+        // SAFETY: by the caller's promise.
+        let list = convert::list(&unsafe { descriptor(list) }?)?;
+        let position = optional_pointer(position.cast(), "position", 8)?.map(Address);
+        // SAFETY: by the caller's promise.
+        let src = convert::state(&unsafe { descriptor(src) }?, list.n)?;
+        // SAFETY: by the caller's promise.
+        layers.import(&list, position, src, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Writes the exact state at a held position (a convolution: its window) into a dense buffer. The slot does not change.
+///
+/// at: [n] positions, where the list lies; NULL: all committed tokens. A position is held from the checkpoint's to the committed one;
+/// another sets FAULT_POSITION, and that entry's part of the buffer is left alone. Errors as replayssm_reset.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_export(
+    layers: *const replayssm_layers,
+    list: *const replayssm_list,
+    at: *const i64,
+    dst: *const replayssm_state,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let layers = pin::<Layers, _>(layers, "layers")?;
+        // SAFETY: by the caller's promise.
+        let list = convert::list(&unsafe { descriptor(list) }?)?;
+        let at = optional_pointer(at.cast(), "at", 8)?.map(Address);
+        // SAFETY: by the caller's promise.
+        let dst = convert::state(&unsafe { descriptor(dst) }?, list.n)?;
+        // SAFETY: by the caller's promise.
+        layers.export(&list, at, dst, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Takes back n[i] committed tokens, down to the newest checkpoint of all pools. Up to min_rewind tokens that were committed by steps
+/// since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
+///
+/// n, done: [n] where the list lies. done may be NULL: with a host list, a rewind too deep is then OUT_OF_RANGE and nothing is rewound.
+/// Otherwise done[i] becomes 1 or 0, and 0 sets FAULT_REWIND and leaves entry i alone. Errors as replayssm_reset.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_rewind(
+    slots: *const replayssm_slots,
+    list: *const replayssm_list,
+    n: *const i32,
+    done: *mut i32,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let list = convert::list(&unsafe { descriptor(list) }?)?;
+        let n = required_for(n.cast(), "n", 4, list.n)?;
+        let done = optional_pointer(done.cast_const().cast(), "done", 4)?.map(Address);
+        // SAFETY: by the caller's promise.
+        slots.rewind(&list, n, done, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Copies the state of the listed rings into dst [n], in stream order and without synchronising; entries with negative
+/// ids become zero. dst lies in the context's memory, or (CUDA) in pinned host memory.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_read_cursors(
+    slots: *const replayssm_slots,
+    list: *const replayssm_list,
+    dst: *mut replayssm_cursor,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let list = convert::list(&unsafe { descriptor(list) }?)?;
+        let dst = required_for(dst.cast_const().cast(), "dst", 8, list.n)?;
+        // SAFETY: by the caller's promise.
+        slots.read_cursors(&list, dst, &unsafe { execution(exec) }?)
+    })
+}
+
+/// A pointer that may be NULL only if there is nothing to point to.
+fn required_for(pointer: *const c_void, field: &'static str, alignment: usize, n: i64) -> Result<Address> {
+    let at = if n == 0 {
+        optional_pointer(pointer, field, alignment)?.unwrap_or(0)
+    } else {
+        required(pointer, field, alignment)?
+    };
+    Ok(Address(at))
+}
+
+/// Takes n free ids (slots and rings of the same number) from the library's list, most recently released first, each with a new
+/// generation for reset and batches. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
+/// never call it. generations may be NULL. One thread at a time.
+///
+/// # Safety
+/// ids and generations are valid for writes of n elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_acquire(
+    slots: *mut replayssm_slots,
+    n: i32,
+    ids: *mut i32,
+    generations: *mut u32,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        let count = usize::try_from(n).map_err(|_| Error::invalid("n", n, "0 or more"))?;
+        required_for(ids.cast_const().cast(), "ids", 4, n.into())?;
+        optional_pointer(generations.cast_const().cast(), "generations", 4)?;
+        for (i, (id, generation)) in slots.acquire(count)?.into_iter().enumerate() {
+            // SAFETY: the caller's array has n elements.
+            unsafe { write_out(ids.wrapping_add(i), id) };
+            if !generations.is_null() {
+                // SAFETY: the caller's array has n elements.
+                unsafe { write_out(generations.wrapping_add(i), generation) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Gives ids back. All or none: INVALID_ARGUMENT names an id that is not acquired or named twice. One thread at a time.
+///
+/// # Safety
+/// ids is valid for reads of n elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_release(slots: *mut replayssm_slots, n: i32, ids: *const i32) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        let count = usize::try_from(n).map_err(|_| Error::invalid("n", n, "0 or more"))?;
+        // SAFETY: by the caller's promise.
+        slots.release(unsafe { array(ids, count, "ids") }?)
+    })
+}
+
+/// What the device has found wrong so far, without synchronising. clear: 1 forgets it.
+///
+/// # Safety
+/// out points to a descriptor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_check(
+    slots: *const replayssm_slots,
+    clear: i32,
+    out: *mut replayssm_report,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        unsafe { check_out(out.cast_const()) }?;
+        let report = convert::report(&slots.report(clear != 0));
+        // SAFETY: by the caller's promise.
+        unsafe { write_descriptor(out, &report) }
+    })
+}
+
+/// Counters of a slots handle, without synchronising.
+///
+/// # Safety
+/// out points to a descriptor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_stats_read(
+    slots: *const replayssm_slots,
+    out: *mut replayssm_stats,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        let stats = convert::stats(&slots.stats());
+        // SAFETY: by the caller's promise.
+        unsafe { write_descriptor(out, &stats) }
+    })
+}
+
+/// A handle out-parameter: NULL until the call succeeds.
+struct Out<H>(*mut *mut H);
+
+impl<H> Out<H> {
+    fn new(out: *mut *mut H) -> Result<Self> {
+        required(out.cast_const().cast(), "out", align_of::<*mut H>())?;
+        // SAFETY: valid for a write by the caller's promise.
+        unsafe { write_out(out, std::ptr::null_mut()) };
+        Ok(Out(out))
+    }
+
+    fn set(&self, handle: *mut H) {
+        // SAFETY: valid for a write by the caller's promise.
+        unsafe { write_out(self.0, handle) };
+    }
+}

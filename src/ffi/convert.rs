@@ -1,0 +1,312 @@
+//! From C descriptors to the checked types of `replay::launch`.
+
+use super::read::{optional_pointer, required};
+use super::types::{
+    REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_DTYPE_NONE,
+    replayssm_batch, replayssm_commit_args, replayssm_conv1d_args, replayssm_exec, replayssm_ids, replayssm_lent,
+    replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args,
+    replayssm_state, replayssm_stats, replayssm_tensor,
+};
+use crate::dtype::{Dtype, IndexType};
+use crate::error::{Error, Result};
+use crate::replay::config::PoolFields;
+use crate::replay::launch::{
+    Address, Batch, CommitArgs, ConvArgs, Exec, Ids, List, Mamba2Args, Report, ResetArgs, StateTensor, Stats, Tensor,
+    Tokens, Where,
+};
+use crate::replay::layout::Component;
+use crate::replay::position::Convention;
+use crate::replay::slots::Lent;
+
+pub(super) fn zero(field: &'static str, value: u32) -> Result<()> {
+    if value == 0 { Ok(()) } else { Err(Error::unsupported(field, value, "0")) }
+}
+
+fn switch(field: &'static str, value: i32) -> Result<bool> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Error::unsupported(field, other, "0 and 1")),
+    }
+}
+
+fn address(at: usize) -> Address {
+    Address(at)
+}
+
+fn ids(from: &replayssm_ids, field: &'static str, n: i64) -> Result<Ids> {
+    zero(field, from.reserved)?;
+    let index = IndexType::from_raw(from.dtype, field)?;
+    let stride = if from.stride == 0 { 1 } else { from.stride };
+    let reach = stride.checked_abs().and_then(|s| s.checked_mul(n.max(1))).and_then(|s| s.checked_mul(8));
+    if reach.is_none() {
+        return Err(Error::invalid(field, from.stride, "a stride whose reach fits an address space"));
+    }
+    let data = match n {
+        0 => optional_pointer(from.data, field, index.size())?.unwrap_or(0),
+        _ => required(from.data, field, index.size())?,
+    };
+    Ok(Ids { data: address(data), stride, index })
+}
+
+/// Slots and rings of a batch or list; rings default to slots.
+fn id_pair(slots: &replayssm_ids, rings: &replayssm_ids, names: [&'static str; 2], n: i64) -> Result<(Ids, Ids)> {
+    let [slot_name, ring_name] = names;
+    let slots = ids(slots, slot_name, n)?;
+    let rings = if rings.data.is_null() { slots } else { ids(rings, ring_name, n)? };
+    Ok((slots, rings))
+}
+
+fn tensor(from: &replayssm_tensor, field: &'static str, idle: bool) -> Result<Tensor> {
+    match optional_tensor(from, field)? {
+        Some(tensor) => Ok(tensor),
+        None if idle => Ok(Tensor {
+            data: address(0),
+            row: from.stride_row,
+            token: from.stride_token,
+            head: from.stride_head,
+            dtype: Dtype::from_raw(from.dtype, field)?,
+        }),
+        None => Err(Error::invalid(field, "absent (data is NULL)", "a tensor")),
+    }
+}
+
+fn optional_tensor(from: &replayssm_tensor, field: &'static str) -> Result<Option<Tensor>> {
+    zero(field, from.reserved)?;
+    if from.data.is_null() {
+        return Ok(None);
+    }
+    if from.dtype == REPLAYSSM_DTYPE_NONE {
+        return Err(Error::invalid(
+            field,
+            "a tensor without a dtype",
+            "REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16",
+        ));
+    }
+    Ok(Some(Tensor {
+        data: address(from.data as usize),
+        row: from.stride_row,
+        token: from.stride_token,
+        head: from.stride_head,
+        dtype: Dtype::from_raw(from.dtype, field)?,
+    }))
+}
+
+pub(super) fn exec(from: &replayssm_exec) -> Result<Exec> {
+    zero("exec.flags", from.flags)?;
+    let n_parts = if from.n_parts == 0 { 1 } else { from.n_parts };
+    if n_parts < 1 {
+        return Err(Error::invalid("exec.n_parts", n_parts, "0 or more"));
+    }
+    if !(0..n_parts).contains(&from.part) {
+        return Err(Error::invalid("exec.part", from.part, format!("0 to {}", n_parts - 1)));
+    }
+    Ok(Exec { stream: from.stream as usize, part: from.part.into(), n_parts: n_parts.into() })
+}
+
+pub(super) fn batch(from: &replayssm_batch) -> Result<Batch> {
+    let known = REPLAYSSM_BATCH_NULL_ID | REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS | REPLAYSSM_BATCH_EXTEND;
+    if from.flags & !known != 0 {
+        return Err(Error::unsupported("batch.flags", format!("{:#x}", from.flags), "the bits REPLAYSSM_BATCH_*"));
+    }
+    zero("batch.reserved", from.reserved)?;
+    let n = i64::from(from.n_rows);
+    let (slots, rings) = id_pair(&from.slots, &from.rings, ["batch.slots", "batch.rings"], n)?;
+    let tokens = match optional_pointer(from.cu_seqlens.cast(), "batch.cu_seqlens", 4)? {
+        Some(_) if from.tokens != 0 => {
+            return Err(Error::invalid("batch.tokens", from.tokens, "0 with cu_seqlens"));
+        }
+        Some(cu) => Tokens::Packed(address(cu)),
+        None => Tokens::Dense(from.tokens.into()),
+    };
+    Ok(Batch {
+        n_rows: n,
+        tokens,
+        max_tokens: from.max_tokens.into(),
+        n_tokens: from.n_tokens,
+        slots,
+        rings,
+        flush: optional_pointer(from.flush.cast(), "batch.flush", 1)?.map(address),
+        generation: optional_pointer(from.generation.cast(), "batch.generation", 4)?.map(address),
+        null_id: (from.flags & REPLAYSSM_BATCH_NULL_ID != 0).then_some(from.null_id.into()),
+        keep_null_outputs: from.flags & REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS != 0,
+        extend: from.flags & REPLAYSSM_BATCH_EXTEND != 0,
+        keep_tail: from.keep_tail.into(),
+    })
+}
+
+/// Whether a batch has no tokens for sure, so that tensors may be absent.
+fn idle(batch: &Batch) -> bool {
+    batch.n_rows == 0
+        || match batch.tokens {
+            Tokens::Dense(t) => t == 0,
+            Tokens::Packed(_) => batch.n_tokens == 0,
+        }
+}
+
+pub(super) fn mamba2(from: &replayssm_mamba2_args, batch: &Batch) -> Result<Mamba2Args> {
+    zero("args.reserved", from.reserved)?;
+    let idle = idle(batch);
+    Ok(Mamba2Args {
+        x: tensor(&from.x, "args.x", idle)?,
+        b: tensor(&from.B, "args.B", idle)?,
+        c: tensor(&from.C, "args.C", idle)?,
+        dt: tensor(&from.dt, "args.dt", idle)?,
+        a: tensor(&from.A, "args.A", idle)?,
+        dt_bias: optional_tensor(&from.dt_bias, "args.dt_bias")?,
+        d_skip: optional_tensor(&from.D, "args.D")?,
+        d_per_element: switch("args.D_per_element", from.D_per_element)?,
+        z: optional_tensor(&from.z, "args.z")?,
+        out: tensor(&from.out, "args.out", idle)?,
+        dt_softplus: match from.dt_softplus {
+            0 => true,
+            -1 => false,
+            other => return Err(Error::unsupported("args.dt_softplus", other, "0 (on) and -1 (off)")),
+        },
+    })
+}
+
+pub(super) fn conv1d(from: &replayssm_conv1d_args, batch: &Batch) -> Result<ConvArgs> {
+    let idle = idle(batch);
+    Ok(ConvArgs {
+        x: tensor(&from.x, "args.x", idle)?,
+        out: tensor(&from.out, "args.out", idle)?,
+        weight: tensor(&from.weight, "args.weight", idle)?,
+        bias: optional_tensor(&from.bias, "args.bias")?,
+        silu: !switch("args.no_silu", from.no_silu)?,
+    })
+}
+
+pub(super) fn commit(from: &replayssm_commit_args) -> Result<CommitArgs> {
+    Ok(CommitArgs {
+        convention: match from.convention {
+            0 => Convention::Accepted,
+            1 => Convention::AcceptedDrafts,
+            2 => Convention::Rejected,
+            other => {
+                return Err(Error::unsupported(
+                    "commit_args.convention",
+                    other,
+                    "REPLAYSSM_ACCEPTED, REPLAYSSM_ACCEPTED_DRAFTS and REPLAYSSM_REJECTED",
+                ));
+            }
+        },
+        counts: optional_pointer(from.counts.cast(), "commit_args.counts", 4)?.map(address),
+        stride: if from.counts_stride == 0 { 1 } else { from.counts_stride },
+    })
+}
+
+pub(super) fn list(from: &replayssm_list) -> Result<List> {
+    zero("list.reserved", from.reserved)?;
+    let place = match from.place {
+        0 => Where::Device,
+        1 => Where::Host,
+        other => return Err(Error::unsupported("list.place", other, "REPLAYSSM_DEVICE and REPLAYSSM_HOST")),
+    };
+    let n = i64::from(from.n);
+    if n < 0 {
+        return Err(Error::invalid("list.n", n, "0 or more"));
+    }
+    let (slots, rings) = id_pair(&from.slots, &from.rings, ["list.slots", "list.rings"], n)?;
+    Ok(List { n, place, slots, rings })
+}
+
+pub(super) fn reset(from: &replayssm_reset_args) -> Result<ResetArgs> {
+    zero("reset_args.reserved", from.reserved)?;
+    Ok(ResetArgs {
+        keep_checkpoint: switch("reset_args.keep_checkpoint", from.keep_checkpoint)?,
+        convert: switch("reset_args.convert", from.convert)?,
+        position: optional_pointer(from.position.cast(), "reset_args.position", 8)?.map(address),
+        generation: optional_pointer(from.generation.cast(), "reset_args.generation", 4)?.map(address),
+        seed: optional_pointer(from.seed.cast(), "reset_args.seed", 8)?.map(address),
+    })
+}
+
+pub(super) fn state(from: &replayssm_state, n: i64) -> Result<StateTensor> {
+    let dtype = Dtype::from_raw(from.dtype, "state.dtype")?;
+    let data = match n {
+        0 => optional_pointer(from.data, "state.data", dtype.size())?.unwrap_or(0),
+        _ => required(from.data, "state.data", dtype.size())?,
+    };
+    Ok(StateTensor {
+        data: address(data),
+        dtype,
+        transposed: switch("state.orientation", from.orientation)?,
+        layer: match from.layer {
+            -1 => None,
+            layer => Some(usize::try_from(layer).map_err(|_| Error::invalid("state.layer", layer, "-1 or a layer"))?),
+        },
+        entry: from.stride_entry,
+        layer_stride: from.stride_layer,
+        head: from.stride_head,
+        row: from.stride_row,
+    })
+}
+
+pub(super) fn pool(from: &replayssm_pool_desc, sections: &[i32]) -> Result<PoolFields> {
+    zero("pool_desc.reserved", from.reserved)?;
+    Ok(PoolFields {
+        family: from.family,
+        n_layers: from.n_layers,
+        io: from.io,
+        out: from.out,
+        format: from.format,
+        readout: from.readout,
+        stochastic_rounding: from.stochastic_rounding,
+        nheads: from.nheads,
+        headdim: from.headdim,
+        dstate: from.dstate,
+        ngroups: from.ngroups,
+        delta: [from.H, from.HV, from.K, from.V],
+        delta_options: [from.head_map, from.u_dtype],
+        channels: from.channels,
+        width: from.width,
+        sections: sections.to_vec(),
+    })
+}
+
+pub(super) fn lent(from: &replayssm_lent) -> Result<Lent> {
+    let component = match from.kind {
+        1 => Component::Checkpoint,
+        2 => Component::Tags,
+        3 => Component::X,
+        4 => Component::B,
+        5 => Component::Dt,
+        12 => Component::Conv,
+        other => return Err(Error::unsupported("lent.kind", other, "REPLAYSSM_COMPONENT_*")),
+    };
+    Ok(Lent {
+        component,
+        base: address(from.base as usize),
+        layer_stride: from.layer_stride_bytes,
+        slot_stride: from.slot_stride_bytes,
+    })
+}
+
+pub(super) fn report(from: &Report) -> replayssm_report {
+    replayssm_report {
+        struct_size: 0,
+        bits: from.bits,
+        count: from.count,
+        first_slot: from.first_slot,
+        first_row: from.first_row,
+        first_pool: from.first_pool,
+        first_layer: from.first_layer,
+    }
+}
+
+pub(super) fn stats(from: &Stats) -> replayssm_stats {
+    replayssm_stats {
+        struct_size: 0,
+        reserved: 0,
+        steps: from.steps,
+        rows: from.rows,
+        tokens: from.tokens,
+        accepted: from.accepted,
+        flushes: from.flushes,
+        checkpoint_bytes_read: from.checkpoint_bytes_read,
+        checkpoint_bytes_written: from.checkpoint_bytes_written,
+        ring_bytes_read: from.ring_bytes_read,
+        ring_bytes_written: from.ring_bytes_written,
+    }
+}

@@ -1,0 +1,75 @@
+//! What surrounds every exported function: panics become `REPLAYSSM_INTERNAL`, errors become a status and a sentence.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::Once;
+
+use super::types::{REPLAYSSM_OK, replayssm_status};
+use crate::error::{Error, Result};
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+static HOOK: Once = Once::new();
+
+/// While a guarded call runs, a panic prints nothing and reads no environment variable; other panics of the process
+/// go where they went before.
+fn install_hook() {
+    HOOK.call_once(|| {
+        let previous = take_hook();
+        set_hook(Box::new(move |info| {
+            if !INSIDE.with(Cell::get) {
+                previous(info);
+            }
+        }));
+    });
+}
+
+/// Runs the body of an exported function.
+pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> replayssm_status {
+    install_hook();
+    let outer = INSIDE.with(|inside| inside.replace(true));
+    // Unwind safety: handles hold objects whose invariants are kept by finishing checks before changes.
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::Internal(text_of(&*panic))));
+    INSIDE.with(|inside| inside.set(outer));
+    match result {
+        Ok(()) => REPLAYSSM_OK,
+        Err(error) => {
+            let text = error.to_string().replace('\0', "?");
+            LAST_ERROR.with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
+            error.status() as replayssm_status
+        }
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
+}
+
+/// The sentence of this thread's last error; empty if there was none.
+pub(super) fn last_error() -> *const c_char {
+    LAST_ERROR
+        .try_with(|last| last.borrow().as_ptr())
+        // A thread that is being torn down has no text left.
+        .unwrap_or(CStr::as_ptr(c""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ffi::types::REPLAYSSM_INTERNAL;
+
+    #[test]
+    fn a_panic_becomes_internal_with_its_text() {
+        assert_eq!(guard(|| panic!("number {}", 7)), REPLAYSSM_INTERNAL);
+        // SAFETY: the pointer is to this thread's text, which lives until the next error.
+        let text = unsafe { CStr::from_ptr(last_error()) };
+        assert_eq!(text.to_str(), Ok("internal error: number 7"));
+        assert_eq!(guard(|| Ok(())), REPLAYSSM_OK);
+    }
+}

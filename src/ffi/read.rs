@@ -1,0 +1,145 @@
+//! Reads descriptors of any version: size first, the known part, and nothing but zeros behind it.
+
+use std::ffi::c_void;
+
+use crate::error::{Error, Result};
+
+/// A descriptor: plain data that starts with `uint32_t struct_size`, for which all zero bytes are a value.
+///
+/// # Safety
+/// `repr(C)`, no padding, valid for every bit pattern, first field `struct_size: u32`.
+pub(super) unsafe trait Descriptor: Copy {
+    /// Its C name, for messages.
+    const NAME: &'static str;
+    /// Its size in the first version that had it. It has not grown yet.
+    const FIRST_SIZE: usize = size_of::<Self>();
+}
+
+/// No descriptor is larger; a larger size is a mistake, not a newer header.
+const LARGEST: usize = 1 << 16;
+
+/// Copies a descriptor that the caller compiled, of this version or another.
+///
+/// # Safety
+/// `from` is NULL or points to a descriptor of `struct_size` readable bytes.
+pub(super) unsafe fn descriptor<T: Descriptor>(from: *const T) -> Result<T> {
+    // SAFETY: the caller promises as much.
+    let size = unsafe { checked_size(from) }?;
+    let known = size.min(size_of::<T>());
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: both sides have `known` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known) };
+    for offset in known..size {
+        // SAFETY: the caller's descriptor has `size` bytes.
+        if unsafe { from.cast::<u8>().add(offset).read() } != 0 {
+            return Err(Error::unsupported(
+                format!("the byte at offset {offset} of {}", T::NAME),
+                "not 0",
+                format!("the {} bytes it knows", size_of::<T>()),
+            ));
+        }
+    }
+    // SAFETY: zeroed and filled; every bit pattern is a T.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// As [`descriptor`], NULL being all defaults.
+///
+/// # Safety
+/// As [`descriptor`].
+pub(super) unsafe fn optional<T: Descriptor>(from: *const T) -> Result<T> {
+    if from.is_null() {
+        // SAFETY: all zero bytes are a T.
+        return Ok(unsafe { std::mem::zeroed() });
+    }
+    // SAFETY: the caller promises as much.
+    unsafe { descriptor(from) }
+}
+
+/// # Safety
+/// As [`descriptor`].
+unsafe fn checked_size<T: Descriptor>(from: *const T) -> Result<usize> {
+    if from.is_null() {
+        return Err(Error::invalid(T::NAME, "NULL", "a descriptor"));
+    }
+    if from as usize % align_of::<T>() != 0 {
+        return Err(Error::invalid(
+            T::NAME,
+            format!("{from:p}"),
+            format!("an address aligned to {} bytes", align_of::<T>()),
+        ));
+    }
+    // SAFETY: a descriptor begins with its size.
+    let size = unsafe { from.cast::<u32>().read() } as usize;
+    if size < T::FIRST_SIZE || size > LARGEST || size % 4 != 0 {
+        return Err(Error::invalid(
+            format!("{}.struct_size", T::NAME),
+            size,
+            format!("sizeof({}), which is {} here", T::NAME, size_of::<T>()),
+        ));
+    }
+    Ok(size)
+}
+
+/// Writes an out-descriptor: the part that both sides know, zeros behind it, the caller's size kept.
+///
+/// # Safety
+/// `to` is NULL or points to a descriptor of `struct_size` writable bytes.
+pub(super) unsafe fn write_descriptor<T: Descriptor>(to: *mut T, value: &T) -> Result<()> {
+    // SAFETY: the caller promises as much.
+    let size = unsafe { checked_size(to) }?;
+    let known = size.min(size_of::<T>());
+    let first = size_of::<u32>();
+    let source = std::ptr::from_ref(value).cast::<u8>();
+    let target = to.cast::<u8>();
+    // SAFETY: behind the size, both sides have `known` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(source.add(first), target.add(first), known - first) };
+    // SAFETY: the caller's descriptor has `size` bytes.
+    unsafe { std::ptr::write_bytes(target.add(known), 0, size - known) };
+    Ok(())
+}
+
+/// Checks an out-descriptor without writing it.
+///
+/// # Safety
+/// As [`write_descriptor`].
+pub(super) unsafe fn check_out<T: Descriptor>(to: *const T) -> Result<()> {
+    // SAFETY: the caller promises as much.
+    unsafe { checked_size(to) }.map(|_| ())
+}
+
+/// A pointer that must not be NULL and must be aligned to `alignment`.
+pub(super) fn required(pointer: *const c_void, field: &'static str, alignment: usize) -> Result<usize> {
+    optional_pointer(pointer, field, alignment)?.ok_or_else(|| Error::invalid(field, "NULL", "a pointer"))
+}
+
+/// A pointer that may be NULL.
+pub(super) fn optional_pointer(pointer: *const c_void, field: &'static str, alignment: usize) -> Result<Option<usize>> {
+    let at = pointer as usize;
+    if at % alignment != 0 {
+        return Err(Error::invalid(field, format!("{at:#x}"), format!("an address aligned to {alignment} bytes")));
+    }
+    Ok((at != 0).then_some(at))
+}
+
+/// Writes an out-parameter.
+///
+/// # Safety
+/// `to` is valid for a write of a `T`.
+pub(super) unsafe fn write_out<T>(to: *mut T, value: T) {
+    // SAFETY: the caller promises validity.
+    unsafe { to.write_unaligned(value) }
+}
+
+/// `n` elements that the caller lends for the call.
+///
+/// # Safety
+/// `from` is NULL, or valid for reads of `n` elements for the call.
+pub(super) unsafe fn array<'a, T>(from: *const T, n: usize, field: &'static str) -> Result<&'a [T]> {
+    if n == 0 {
+        return Ok(&[]);
+    }
+    required(from.cast(), field, align_of::<T>())?;
+    // SAFETY: not NULL, aligned, and valid for n elements by the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(from, n) })
+}

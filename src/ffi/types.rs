@@ -1,0 +1,627 @@
+//! The types of the C interface. Their comments become the header's.
+
+#![allow(non_camel_case_types, non_snake_case, reason = "these are the C names")]
+
+use std::ffi::{c_char, c_void};
+
+use super::read::Descriptor;
+
+/// What a call returns. Numbers are pinned; new ones fill the gaps. Treat an unknown number as an error.
+pub type replayssm_status = i32;
+/// The call was accepted. On the CPU its work is done; otherwise it is enqueued.
+pub const REPLAYSSM_OK: replayssm_status = 0;
+/// A field has a value that can never be right; the message names it.
+pub const REPLAYSSM_INVALID_ARGUMENT: replayssm_status = 1;
+/// A handle is NULL, destroyed, of another type, or not a handle.
+pub const REPLAYSSM_INVALID_HANDLE: replayssm_status = 2;
+/// A position or a count lies outside what the slot holds; nothing changed.
+pub const REPLAYSSM_OUT_OF_RANGE: replayssm_status = 3;
+/// The buffer is too small; the message says what is needed.
+pub const REPLAYSSM_BUFFER_TOO_SMALL: replayssm_status = 4;
+/// The stream belongs to another context or device; the CPU backend takes none.
+pub const REPLAYSSM_WRONG_STREAM: replayssm_status = 5;
+/// An option, shape, dtype or descriptor of a newer header that this library does not know.
+pub const REPLAYSSM_UNSUPPORTED: replayssm_status = 20;
+/// No CUDA in this build, or no usable driver; the message says which.
+pub const REPLAYSSM_NO_CUDA: replayssm_status = 21;
+/// An allocation failed; nothing changed.
+pub const REPLAYSSM_OUT_OF_MEMORY: replayssm_status = 40;
+/// A defect of this library was caught at the boundary. Reset the slots of the call.
+pub const REPLAYSSM_INTERNAL: replayssm_status = 90;
+
+/// Element type of a tensor or index array.
+pub type replayssm_dtype = i32;
+/// Where it is legal: the default.
+pub const REPLAYSSM_DTYPE_NONE: replayssm_dtype = 0;
+/// IEEE binary32.
+pub const REPLAYSSM_F32: replayssm_dtype = 1;
+/// bfloat16.
+pub const REPLAYSSM_BF16: replayssm_dtype = 2;
+/// IEEE binary16.
+pub const REPLAYSSM_F16: replayssm_dtype = 3;
+/// Signed 32-bit index.
+pub const REPLAYSSM_I32: replayssm_dtype = 16;
+/// Signed 64-bit index.
+pub const REPLAYSSM_I64: replayssm_dtype = 17;
+
+/// Where a context runs.
+pub type replayssm_backend = i32;
+/// The best that is there.
+pub const REPLAYSSM_BACKEND_AUTO: replayssm_backend = 0;
+/// Host memory, the caller's and the library's threads.
+pub const REPLAYSSM_BACKEND_CPU: replayssm_backend = 1;
+/// Device memory and streams.
+pub const REPLAYSSM_BACKEND_CUDA: replayssm_backend = 2;
+
+/// Family of a pool.
+pub type replayssm_family = i32;
+/// Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, dt_softplus off).
+pub const REPLAYSSM_MAMBA2: replayssm_family = 1;
+/// Gated DeltaNet. Not in this version: REPLAYSSM_UNSUPPORTED.
+pub const REPLAYSSM_GDN: replayssm_family = 2;
+/// Kimi Delta Attention. Not in this version: REPLAYSSM_UNSUPPORTED.
+pub const REPLAYSSM_KDA: replayssm_family = 3;
+/// The depthwise causal convolution in front of such layers.
+pub const REPLAYSSM_CONV1D: replayssm_family = 4;
+
+/// How a state lies in its checkpoint.
+pub type replayssm_format = i32;
+/// SPLIT32.
+pub const REPLAYSSM_FORMAT_DEFAULT: replayssm_format = 0;
+/// A fp32 state as two 16-bit planes per head: bfloat16 values, then the rest of the bits. Lossless, 4 bytes an element.
+pub const REPLAYSSM_FORMAT_SPLIT32: replayssm_format = 1;
+/// A fp32 state.
+pub const REPLAYSSM_FORMAT_F32: replayssm_format = 2;
+
+/// How a step computes its outputs. The state is exact under every readout.
+pub type replayssm_readout = i32;
+/// HIGH for SPLIT32 with bfloat16 activations, else FULL.
+pub const REPLAYSSM_READOUT_DEFAULT: replayssm_readout = 0;
+/// From a bfloat16 view of the checkpoint: half the bytes. SPLIT32 only.
+pub const REPLAYSSM_READOUT_HIGH: replayssm_readout = 1;
+/// From the whole checkpoint, fp32 grade.
+pub const REPLAYSSM_READOUT_FULL: replayssm_readout = 2;
+/// By the plain update's own arithmetic: equal to `replayssm_*_extend`'s outputs by bytes, at any T.
+pub const REPLAYSSM_READOUT_EXACT: replayssm_readout = 3;
+
+/// When checkpoints are folded before the window forces it.
+pub type replayssm_schedule = i32;
+/// First folds are spread over a window by ring id, so that rows which start together do not fold in one step.
+pub const REPLAYSSM_SCHEDULE_STAGGERED: replayssm_schedule = 0;
+/// Folds end at multiples of window - max_step_tokens + 1: a request folds at the same tokens whatever else runs.
+pub const REPLAYSSM_SCHEDULE_BY_POSITION: replayssm_schedule = 1;
+/// Only when the window is full.
+pub const REPLAYSSM_SCHEDULE_NONE: replayssm_schedule = 2;
+
+/// How commit counts are meant; all are clamped to 0 .. tokens of the row.
+pub type replayssm_counts = i32;
+/// Tokens accepted, the bonus token included (vLLM, SGLang).
+pub const REPLAYSSM_ACCEPTED: replayssm_counts = 0;
+/// Drafts accepted: one token less.
+pub const REPLAYSSM_ACCEPTED_DRAFTS: replayssm_counts = 1;
+/// Tokens rejected (llama.cpp).
+pub const REPLAYSSM_REJECTED: replayssm_counts = 2;
+
+/// Axis order of a dense state.
+pub type replayssm_orientation = i32;
+/// [headdim, dstate]; a convolution: [channels, width - 1], oldest first.
+pub const REPLAYSSM_STATE_ROW_MAJOR: replayssm_orientation = 0;
+/// [dstate, headdim]; a convolution: [width - 1, channels].
+pub const REPLAYSSM_STATE_COL_MAJOR: replayssm_orientation = 1;
+
+/// Where arrays lie.
+pub type replayssm_where = i32;
+/// In the context's memory (host memory on the CPU backend), read when the work runs: a bad value sets a fault bit and
+/// that entry is skipped.
+pub const REPLAYSSM_DEVICE: replayssm_where = 0;
+/// In host memory, read before the call returns: a bad value is an error and nothing happens. At most 256 entries.
+pub const REPLAYSSM_HOST: replayssm_where = 1;
+
+/// A CUDA stream; the same type as CUstream and cudaStream_t. NULL on the CPU backend.
+pub type replayssm_stream = *mut CUstream_st;
+
+/// What a stream points to; defined by CUDA.
+pub enum CUstream_st {}
+
+/// One backend on one device. Immutable after create.
+pub enum replayssm_context {}
+/// Positions and schedule of all layers of a model on one device.
+pub enum replayssm_slots {}
+/// A pool: n_layers equal layers of one family on a slots handle.
+pub enum replayssm_layers {}
+
+/// An index array. A leaf: embedded in others, without struct_size, never changed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_ids {
+    /// Element 0, aligned to its type.
+    pub data: *const c_void,
+    /// Distance of neighbours in elements; 0 means 1.
+    pub stride: i64,
+    /// REPLAYSSM_I32 or REPLAYSSM_I64.
+    pub dtype: replayssm_dtype,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A strided tensor with the axes row, token, head (or group, section, channel); the last axis is contiguous. Strides are in
+/// elements, and 0 is 0: a broadcast input. A packed row of several inputs is several views of it. A leaf, never changed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_tensor {
+    /// Element 0, aligned to its type. NULL: absent, where that is legal.
+    pub data: *mut c_void,
+    /// Distance of batch rows; ignored with cu_seqlens.
+    pub stride_row: i64,
+    /// Distance of tokens.
+    pub stride_token: i64,
+    /// Distance of heads (groups, sections; for a parameter: of heads or channels).
+    pub stride_head: i64,
+    /// REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16.
+    pub dtype: replayssm_dtype,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a context is to be.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_context_desc {
+    /// sizeof(replayssm_context_desc).
+    pub struct_size: u32,
+    /// REPLAYSSM_BACKEND_*.
+    pub backend: replayssm_backend,
+    /// CUDA: device ordinal. 0 on the CPU backend.
+    pub device: i32,
+    /// CPU: threads that work on a call, the library's own; 0 = as many as the process may use, 1 = the calling thread.
+    pub n_threads: i32,
+    /// Zero.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a context is. Out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_context_info {
+    /// sizeof(replayssm_context_info), set by the caller.
+    pub struct_size: u32,
+    /// REPLAYSSM_BACKEND_CPU or REPLAYSSM_BACKEND_CUDA.
+    pub backend: replayssm_backend,
+    /// Device ordinal; 0 on the CPU backend.
+    pub device: i32,
+    /// Threads that work on a call; 0 on CUDA.
+    pub n_threads: i32,
+    /// Name of the device or of the instruction set, with a final zero.
+    pub name: [c_char; 64],
+}
+
+/// Sizes and rules of a slots handle.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_slots_desc {
+    /// sizeof(replayssm_slots_desc).
+    pub struct_size: u32,
+    /// Checkpoints: live ones and cached ones. At least 1.
+    pub n_slots: i32,
+    /// Rings: requests that can run at once. 0 = n_slots.
+    pub n_rings: i32,
+    /// W, 1 to 256 and at least max_step_tokens. 0 = max(16, min(256, 8 max_step_tokens)).
+    pub window: i32,
+    /// T_max: the longest step, 1 to 256. 0 = 1.
+    pub max_step_tokens: i32,
+    /// Committed tokens that a rewind may always take back, 0 to 256: no step folds them. Adds rows to every ring.
+    pub min_rewind: i32,
+    /// REPLAYSSM_SCHEDULE_*.
+    pub schedule: replayssm_schedule,
+    /// Zero.
+    pub flags: u32,
+}
+
+/// What a pool is. Fields of other families are zero.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_pool_desc {
+    /// sizeof(replayssm_pool_desc).
+    pub struct_size: u32,
+    /// REPLAYSSM_MAMBA2 or REPLAYSSM_CONV1D.
+    pub family: replayssm_family,
+    /// Layers, at least 1.
+    pub n_layers: i32,
+    /// Activation dtype of x, B, C, z. Gates and parameters carry their own.
+    pub io: replayssm_dtype,
+    /// Output dtype; 0 = io.
+    pub out: replayssm_dtype,
+    /// REPLAYSSM_FORMAT_*; 0 for a convolution.
+    pub format: replayssm_format,
+    /// REPLAYSSM_READOUT_*; 0 for a convolution.
+    pub readout: replayssm_readout,
+    /// Zero: the formats of this version round nothing.
+    pub stochastic_rounding: i32,
+    /// Mamba-2: heads.
+    pub nheads: i32,
+    /// Mamba-2: rows of a head's state, 1 to 256.
+    pub headdim: i32,
+    /// Mamba-2: columns of a head's state, 1 to 256.
+    pub dstate: i32,
+    /// Mamba-2: groups of heads that share B and C; divides nheads.
+    pub ngroups: i32,
+    /// Gated DeltaNet, Kimi Delta Attention: query and key heads.
+    pub H: i32,
+    /// Value heads.
+    pub HV: i32,
+    /// Key dimension.
+    pub K: i32,
+    /// Value dimension.
+    pub V: i32,
+    /// Head map.
+    pub head_map: i32,
+    /// Dtype of readout records.
+    pub u_dtype: replayssm_dtype,
+    /// Convolution: channels of all sections.
+    pub channels: i32,
+    /// Convolution: taps, 2 to 4.
+    pub width: i32,
+    /// Convolution: sections of the channel axis (as x, B, C of one packed row); 0 = one section.
+    pub n_sections: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// Convolution: host array [n_sections] of the channels of each section; read before the call returns.
+    pub section_channels: *const i32,
+}
+
+/// A component of a pool's memory.
+pub type replayssm_component_kind = i32;
+/// States, per slot. F32: fp32 [nheads, headdim, dstate]. SPLIT32: per head a bfloat16 plane [headdim, dstate], then an
+/// int16 plane of the same shape: value bits = (high << 16) + low.
+pub const REPLAYSSM_COMPONENT_CHECKPOINT: replayssm_component_kind = 1;
+/// Positions of 16-row checkpoint tiles, int64, per slot; for a convolution per ring.
+pub const REPLAYSSM_COMPONENT_TAGS: replayssm_component_kind = 2;
+/// Mamba-2 records of x, per ring: io [nheads, rows, headdim], rows = window + min_rewind + max_step_tokens.
+pub const REPLAYSSM_COMPONENT_X: replayssm_component_kind = 3;
+/// Mamba-2 records of B, per ring: io [ngroups, rows, dstate].
+pub const REPLAYSSM_COMPONENT_B: replayssm_component_kind = 4;
+/// Mamba-2 records of dt and A dt, per ring: fp32 [nheads, rows, 2].
+pub const REPLAYSSM_COMPONENT_DT: replayssm_component_kind = 5;
+/// Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels].
+pub const REPLAYSSM_COMPONENT_CONV: replayssm_component_kind = 12;
+
+/// Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
+/// layer l of slot (or ring) s lies at base + l * layer_stride_bytes + s * slot_stride_bytes. Lent memory is not
+/// touched at create: reset, import or copy to each slot before its first step.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_lent {
+    /// sizeof(replayssm_lent).
+    pub struct_size: u32,
+    /// REPLAYSSM_COMPONENT_*, each at most once.
+    pub kind: replayssm_component_kind,
+    /// Layer 0 of slot 0, aligned to 16 bytes. Stays the caller's, and must outlive the pool.
+    pub base: *mut c_void,
+    /// Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings).
+    pub layer_stride_bytes: i64,
+    /// Multiple of 16, at least the component's bytes; 0 = dense.
+    pub slot_stride_bytes: i64,
+}
+
+/// Size and place of a component. Out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_component {
+    /// sizeof(replayssm_component), set by the caller in element 0; it is the element stride.
+    pub struct_size: u32,
+    /// REPLAYSSM_COMPONENT_*.
+    pub kind: replayssm_component_kind,
+    /// 1: indexed by ring; 0: by slot.
+    pub per_ring: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// Bytes of one layer's part of one slot (or ring), contiguous.
+    pub bytes: u64,
+    /// Layer 0 of slot 0.
+    pub base: *mut c_void,
+    /// Bytes from slot to slot.
+    pub slot_stride_bytes: i64,
+    /// Bytes from layer to layer.
+    pub layer_stride_bytes: i64,
+}
+
+/// How a call is to run. NULL: all defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_exec {
+    /// sizeof(replayssm_exec).
+    pub struct_size: u32,
+    /// Zero.
+    pub flags: u32,
+    /// The caller's stream; NULL on the CPU backend.
+    pub stream: replayssm_stream,
+    /// CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
+    /// same time if it likes, and waits for all before the next call on the same slots.
+    pub part: i32,
+    /// 0 or 1: the call does everything, on the library's threads.
+    pub n_parts: i32,
+}
+
+/// Flag of a batch: null_id is padding too.
+pub const REPLAYSSM_BATCH_NULL_ID: u32 = 1;
+/// Flag of a batch: leave outputs of null rows alone instead of writing zeros.
+pub const REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS: u32 = 2;
+/// Flag of a batch: it goes to extend calls and their commit. Without it, to steps and their commit.
+pub const REPLAYSSM_BATCH_EXTEND: u32 = 4;
+
+/// One batch of a model step. The same descriptor goes to every layer, every convolution and the commit of the step, and what it
+/// points to stays as it is until the commit has run. Arrays lie in the context's memory.
+///
+/// A row is null iff its slot or ring id is negative, or its slot id is null_id (with the flag). An id at or above its
+/// count, a row longer than max_tokens, and falling cu_seqlens also make a null row, and set a fault bit. Null rows
+/// write zeros and touch no slot. A row of 0 tokens does nothing. No slot and no ring may be in a batch twice.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_batch {
+    /// sizeof(replayssm_batch).
+    pub struct_size: u32,
+    /// REPLAYSSM_BATCH_*.
+    pub flags: u32,
+    /// Rows, padding included; 0 is legal.
+    pub n_rows: i32,
+    /// Tokens of every row, up to max_step_tokens (extend: any number); 0 with cu_seqlens.
+    pub tokens: i32,
+    /// With cu_seqlens: no row is longer. 0 = max_step_tokens (extend: no limit).
+    pub max_tokens: i32,
+    /// With REPLAYSSM_BATCH_NULL_ID: this slot id is padding.
+    pub null_id: i32,
+    /// Extend: leave the last keep_tail tokens of each row in the ring, so that they can be taken back; up to window.
+    pub keep_tail: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// With cu_seqlens: token rows that the packed tensors have; cu_seqlens is clamped to it.
+    pub n_tokens: i64,
+    /// [n_rows] slot of each row.
+    pub slots: replayssm_ids,
+    /// [n_rows] ring of each row; data NULL: the same ids as slots.
+    pub rings: replayssm_ids,
+    /// [n_rows + 1]: row r has tokens cu_seqlens[r] .. cu_seqlens[r + 1] - 1 of the packed tensors. NULL: tokens.
+    pub cu_seqlens: *const i32,
+    /// [n_rows], nonzero: fold the row's committed history in this step. NULL: none.
+    pub flush: *const u8,
+    /// [n_rows]: the commit skips rows whose ring is of another generation. NULL: it skips none.
+    pub generation: *const u32,
+}
+
+/// Inputs, parameters and output of a Mamba-2 call.
+///
+/// Per head: dt = softplus(dt + dt_bias), g = A dt, S = e^g S + dt x B^T, y = S C + D x, out = y silu(z)
+/// (Dao and Gu, "Transformers are SSMs", 2024; the state is [headdim, dstate], dstate contiguous).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_mamba2_args {
+    /// sizeof(replayssm_mamba2_args).
+    pub struct_size: u32,
+    /// 0: dt goes through softplus. -1: dt (with its bias) is used as it is.
+    pub dt_softplus: i32,
+    /// io [.., nheads, headdim].
+    pub x: replayssm_tensor,
+    /// io [.., ngroups, dstate].
+    pub B: replayssm_tensor,
+    /// io [.., ngroups, dstate].
+    pub C: replayssm_tensor,
+    /// Any dtype, [.., nheads]: a head axis, no channel axis.
+    pub dt: replayssm_tensor,
+    /// Any dtype, [nheads] along stride_head. Negative for a decay.
+    pub A: replayssm_tensor,
+    /// Any dtype, [nheads]; absent = 0.
+    pub dt_bias: replayssm_tensor,
+    /// Any dtype, [nheads], or with D_per_element [nheads, headdim]; absent = 0.
+    pub D: replayssm_tensor,
+    /// Whether D has an element per channel.
+    pub D_per_element: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// io [.., nheads, headdim]; absent = no gate.
+    pub z: replayssm_tensor,
+    /// Output dtype, [.., nheads, headdim]. Overlaps no input.
+    pub out: replayssm_tensor,
+}
+
+/// Inputs, parameters and output of a convolution call: out_t = silu(bias + sum_i weight_i x_{t - width + 1 + i}).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_conv1d_args {
+    /// sizeof(replayssm_conv1d_args).
+    pub struct_size: u32,
+    /// 0: SiLU follows. 1: it does not.
+    pub no_silu: i32,
+    /// io; head axis = section.
+    pub x: replayssm_tensor,
+    /// Output dtype; head axis = section. May be x itself if the dtypes are equal.
+    pub out: replayssm_tensor,
+    /// Any dtype, [channels, width], channels along stride_head, taps contiguous, oldest first.
+    pub weight: replayssm_tensor,
+    /// Any dtype, [channels]; absent = 0.
+    pub bias: replayssm_tensor,
+}
+
+/// How many tokens of each row are accepted.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_commit_args {
+    /// sizeof(replayssm_commit_args).
+    pub struct_size: u32,
+    /// REPLAYSSM_ACCEPTED, REPLAYSSM_ACCEPTED_DRAFTS or REPLAYSSM_REJECTED.
+    pub convention: replayssm_counts,
+    /// [n_rows] in the context's memory; NULL: all tokens of each row. NULL for an extend.
+    pub counts: *const i32,
+    /// Distance of neighbours in elements; 0 = 1.
+    pub counts_stride: i64,
+}
+
+/// A list of slots and rings. Negative ids are skipped.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_list {
+    /// sizeof(replayssm_list).
+    pub struct_size: u32,
+    /// Entries; 0 is legal.
+    pub n: i32,
+    /// Where the ids and all per-entry arrays of the call lie: REPLAYSSM_DEVICE or REPLAYSSM_HOST.
+    pub place: replayssm_where,
+    /// Zero.
+    pub reserved: u32,
+    /// [n].
+    pub slots: replayssm_ids,
+    /// [n]; data NULL: the same ids as slots.
+    pub rings: replayssm_ids,
+}
+
+/// What a reset sets. Arrays have an element per list entry.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_reset_args {
+    /// sizeof(replayssm_reset_args).
+    pub struct_size: u32,
+    /// 0: the state becomes zero. 1: it stays as it is (the caller has just written it in place; convolution windows
+    /// are to be imported).
+    pub keep_checkpoint: i32,
+    /// With keep_checkpoint: what stands there is fp32 [nheads, headdim, dstate]; turn it into the pool's format.
+    pub convert: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// Tokens already in the state, 0 to 2^60. NULL: 0.
+    pub position: *const i64,
+    /// Generation of the ring from now on. NULL: one more than before.
+    pub generation: *const u32,
+    /// Key of stochastic rounding. NULL: made from the ring id.
+    pub seed: *const u64,
+}
+
+/// A dense state outside the library: row i belongs to entry i of a list.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_state {
+    /// sizeof(replayssm_state).
+    pub struct_size: u32,
+    /// REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16.
+    pub dtype: replayssm_dtype,
+    /// REPLAYSSM_STATE_ROW_MAJOR or REPLAYSSM_STATE_COL_MAJOR.
+    pub orientation: replayssm_orientation,
+    /// A layer, or -1: all layers, stride_layer apart.
+    pub layer: i32,
+    /// Element 0, in the context's memory.
+    pub data: *mut c_void,
+    /// Elements from entry to entry; 0 = dense, here and below.
+    pub stride_entry: i64,
+    /// Elements from layer to layer.
+    pub stride_layer: i64,
+    /// Elements from head to head.
+    pub stride_head: i64,
+    /// Elements from row to row (of the orientation); the last axis is contiguous.
+    pub stride_row: i64,
+}
+
+/// The state of a ring. Out; 32 bytes, frozen.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_cursor {
+    /// Committed tokens, absolute.
+    pub position: i64,
+    /// Position before which the staggered schedule wants a fold.
+    pub flush_before: i64,
+    /// Key of stochastic rounding.
+    pub seed: u64,
+    /// Counts resets and copies, or as given to them.
+    pub generation: u32,
+    /// Zero.
+    pub flags: u32,
+}
+
+/// Fault bit: a slot or ring id at or above its count.
+pub const REPLAYSSM_FAULT_ID: u32 = 1;
+/// Fault bit: a commit count outside 0 .. tokens of the row; it was clamped.
+pub const REPLAYSSM_FAULT_COUNT: u32 = 2;
+/// Fault bit: a row longer than max_tokens, or cu_seqlens that falls or leaves n_tokens.
+pub const REPLAYSSM_FAULT_LENGTH: u32 = 4;
+/// Fault bit: a checkpoint outside the window (after an uncommitted extend, or lent memory that was never reset), or a position
+/// that is not held. Nothing was written; outputs are zero.
+pub const REPLAYSSM_FAULT_POSITION: u32 = 8;
+/// Fault bit: a rewind beyond what the slot holds; it did nothing.
+pub const REPLAYSSM_FAULT_REWIND: u32 = 128;
+
+/// What went wrong on the device so far. Out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_report {
+    /// sizeof(replayssm_report), set by the caller.
+    pub struct_size: u32,
+    /// REPLAYSSM_FAULT_*, sticky until cleared.
+    pub bits: u32,
+    /// Faults seen.
+    pub count: u64,
+    /// Slot or ring id of the first; for LENGTH, its row.
+    pub first_slot: i64,
+    /// Batch row or list entry of the first.
+    pub first_row: i64,
+    /// Pool of the first, in order of creation; -1 where no pool was involved.
+    pub first_pool: i32,
+    /// Layer of the first; -1 where no layer was involved.
+    pub first_layer: i32,
+}
+
+/// Counters of a slots handle over all its pools, counted where the work is done. Out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_stats {
+    /// sizeof(replayssm_stats), set by the caller.
+    pub struct_size: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Commits.
+    pub steps: u64,
+    /// Rows of one token or more that commits saw.
+    pub rows: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Tokens that became committed.
+    pub accepted: u64,
+    /// Checkpoint tiles that steps rewrote.
+    pub flushes: u64,
+    /// Bytes of checkpoint loaded.
+    pub checkpoint_bytes_read: u64,
+    /// Bytes of checkpoint stored.
+    pub checkpoint_bytes_written: u64,
+    /// Bytes of ring records and convolution windows loaded.
+    pub ring_bytes_read: u64,
+    /// Bytes of ring records and convolution windows stored.
+    pub ring_bytes_written: u64,
+}
+
+macro_rules! descriptors {
+    ($($ty:ident),* $(,)?) => {
+        $(
+            // SAFETY: repr(C), integers and pointers only, no padding (asserted by the tests of the header), first
+            // field struct_size.
+            unsafe impl Descriptor for $ty {
+                const NAME: &'static str = stringify!($ty);
+            }
+        )*
+    };
+}
+descriptors!(
+    replayssm_context_desc,
+    replayssm_context_info,
+    replayssm_slots_desc,
+    replayssm_pool_desc,
+    replayssm_lent,
+    replayssm_component,
+    replayssm_exec,
+    replayssm_batch,
+    replayssm_mamba2_args,
+    replayssm_conv1d_args,
+    replayssm_commit_args,
+    replayssm_list,
+    replayssm_reset_args,
+    replayssm_state,
+    replayssm_report,
+    replayssm_stats,
+);

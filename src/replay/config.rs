@@ -1,0 +1,370 @@
+//! What a slots handle and a pool are, checked once at create time.
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+
+/// Largest window, step and rewind that a slots handle takes.
+pub const MAX_WINDOW: i32 = 256;
+/// Largest number of tokens of one step.
+pub const MAX_STEP_TOKENS: i32 = 256;
+/// Largest number of committed tokens that can be kept back from folding.
+pub const MAX_MIN_REWIND: i32 = 256;
+/// Largest headdim and dstate.
+pub const MAX_DIM: i32 = 256;
+/// Largest number of heads, layers, and (times this) channels.
+pub const MAX_COUNT: i32 = 1 << 20;
+/// Rows of a checkpoint tile: the unit that has a tag of its own.
+pub const TILE_ROWS: usize = 16;
+/// Channels of a convolution that share a tag.
+pub const CONV_TILE: usize = 128;
+
+/// When checkpoints are folded before the window forces it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Schedule {
+    /// First folds are spread over a window by ring id, so that rows which start together do not all fold in one step.
+    Staggered = 0,
+    /// Folds end at multiples of `W - T_max + 1`: a request folds at the same tokens whatever else runs.
+    ByPosition = 1,
+    /// Only when the window is full.
+    None = 2,
+}
+
+/// Sizes and rules of a slots handle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotsConfig {
+    /// Checkpoints.
+    pub n_slots: i32,
+    /// Rings: requests that can run at once.
+    pub n_rings: i32,
+    /// W.
+    pub window: i32,
+    /// T_max.
+    pub max_step_tokens: i32,
+    /// Committed tokens that a rewind may always take back.
+    pub min_rewind: i32,
+    /// Fold schedule.
+    pub schedule: Schedule,
+}
+
+fn range(field: &'static str, value: i32, low: i32, high: i32) -> Result<i32> {
+    if (low..=high).contains(&value) {
+        Ok(value)
+    } else if value < low {
+        Err(Error::invalid(field, value, format!("{low} to {high}")))
+    } else {
+        Err(Error::unsupported(field, value, format!("{low} to {high}")))
+    }
+}
+
+impl SlotsConfig {
+    /// Fills in defaults (zero in a field) and checks every field.
+    pub fn checked(
+        n_slots: i32,
+        n_rings: i32,
+        window: i32,
+        max_step_tokens: i32,
+        min_rewind: i32,
+        schedule: i32,
+    ) -> Result<Self> {
+        range("slots_desc.n_slots", n_slots, 1, i32::MAX)?;
+        range("slots_desc.n_rings", n_rings, 0, i32::MAX)?;
+        let max_step_tokens = match max_step_tokens {
+            0 => 1,
+            t => range("slots_desc.max_step_tokens", t, 1, MAX_STEP_TOKENS)?,
+        };
+        let window = match window {
+            0 => (8 * max_step_tokens).clamp(16, MAX_WINDOW),
+            w => range("slots_desc.window", w, 1, MAX_WINDOW)?,
+        };
+        if window < max_step_tokens {
+            return Err(Error::invalid(
+                "slots_desc.window",
+                window,
+                format!("at least max_step_tokens, which is {max_step_tokens}"),
+            ));
+        }
+        let min_rewind = range("slots_desc.min_rewind", min_rewind, 0, MAX_MIN_REWIND)?;
+        let schedule = match schedule {
+            0 => Schedule::Staggered,
+            1 => Schedule::ByPosition,
+            2 => Schedule::None,
+            other => {
+                return Err(Error::unsupported(
+                    "slots_desc.schedule",
+                    other,
+                    "REPLAYSSM_SCHEDULE_STAGGERED, _BY_POSITION and _NONE",
+                ));
+            }
+        };
+        Ok(SlotsConfig {
+            n_slots,
+            n_rings: if n_rings == 0 { n_slots } else { n_rings },
+            window,
+            max_step_tokens,
+            min_rewind,
+            schedule,
+        })
+    }
+}
+
+/// How a state lies in its checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Format {
+    /// A fp32 state as a bf16 plane and a plane of 16-bit corrections.
+    Split32 = 1,
+    /// A fp32 state.
+    F32 = 2,
+}
+
+/// How a step computes its outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Readout {
+    /// Parallel form from the high plane.
+    High = 1,
+    /// Parallel form from the whole checkpoint.
+    Full = 2,
+    /// The plain update's own arithmetic and bytes.
+    Exact = 3,
+}
+
+/// Dimensions of a Mamba-2 layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mamba2Dims {
+    /// H.
+    pub nheads: usize,
+    /// D, rows of a head's state.
+    pub headdim: usize,
+    /// N, columns of a head's state.
+    pub dstate: usize,
+    /// G; heads of one group share B and C.
+    pub ngroups: usize,
+}
+
+impl Mamba2Dims {
+    /// Checkpoint tiles of a head.
+    pub fn tiles(&self) -> usize {
+        self.headdim.div_ceil(TILE_ROWS)
+    }
+
+    /// Heads that share one group's B and C.
+    pub fn heads_per_group(&self) -> usize {
+        self.nheads / self.ngroups
+    }
+}
+
+/// Dimensions of a depthwise causal convolution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConvDims {
+    /// All channels.
+    pub channels: usize,
+    /// Taps, 2 to 4.
+    pub width: usize,
+    /// First channel of each section, and the number of channels at the end.
+    pub section_starts: Vec<usize>,
+}
+
+impl ConvDims {
+    /// Groups of channels that share a tag.
+    pub fn tiles(&self) -> usize {
+        self.channels.div_ceil(CONV_TILE)
+    }
+}
+
+/// The family of a pool with its dimensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Family {
+    /// Mamba-2 (state-space duality), and linear attention with a fixed decay.
+    Mamba2(Mamba2Dims),
+    /// The short convolution in front of a layer.
+    Conv1d(ConvDims),
+}
+
+/// A pool: equal layers of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Family and dimensions.
+    pub family: Family,
+    /// Layers.
+    pub n_layers: usize,
+    /// Activation dtype.
+    pub io: Dtype,
+    /// Output dtype.
+    pub out: Dtype,
+    /// Checkpoint format; for a convolution, windows are kept as they came.
+    pub format: Format,
+    /// Readout; for a convolution there is but one.
+    pub readout: Readout,
+}
+
+/// The fields of a pool description that have a meaning today, as they crossed the C boundary.
+#[derive(Debug, Clone, Default)]
+pub struct PoolFields {
+    /// REPLAYSSM_MAMBA2, ...
+    pub family: i32,
+    /// Layers.
+    pub n_layers: i32,
+    /// Activation dtype.
+    pub io: i32,
+    /// Output dtype, 0 = io.
+    pub out: i32,
+    /// Checkpoint format, 0 = default.
+    pub format: i32,
+    /// Readout, 0 = default.
+    pub readout: i32,
+    /// Stochastic rounding of 16-bit formats.
+    pub stochastic_rounding: i32,
+    /// Mamba-2: H, D, N, G.
+    pub nheads: i32,
+    /// Mamba-2 D.
+    pub headdim: i32,
+    /// Mamba-2 N.
+    pub dstate: i32,
+    /// Mamba-2 G.
+    pub ngroups: i32,
+    /// Gated DeltaNet and Kimi Delta Attention: H, HV, K, V.
+    pub delta: [i32; 4],
+    /// Their head map and readout dtype.
+    pub delta_options: [i32; 2],
+    /// Convolution channels.
+    pub channels: i32,
+    /// Convolution taps.
+    pub width: i32,
+    /// Convolution section widths; empty = one section.
+    pub sections: Vec<i32>,
+}
+
+fn unused(family: &str, fields: &[(&'static str, i32)]) -> Result<()> {
+    match fields.iter().find(|(_, value)| *value != 0) {
+        None => Ok(()),
+        Some((field, value)) => {
+            Err(Error::invalid(*field, value, format!("0, because a {family} pool does not use it")))
+        }
+    }
+}
+
+impl PoolConfig {
+    /// Fills in defaults (zero in a field) and checks every field, those of other families included.
+    pub fn checked(f: &PoolFields) -> Result<Self> {
+        let mamba2_fields = [
+            ("pool_desc.nheads", f.nheads),
+            ("pool_desc.headdim", f.headdim),
+            ("pool_desc.dstate", f.dstate),
+            ("pool_desc.ngroups", f.ngroups),
+        ];
+        let delta_fields = [
+            ("pool_desc.H", f.delta[0]),
+            ("pool_desc.HV", f.delta[1]),
+            ("pool_desc.K", f.delta[2]),
+            ("pool_desc.V", f.delta[3]),
+            ("pool_desc.head_map", f.delta_options[0]),
+            ("pool_desc.u_dtype", f.delta_options[1]),
+        ];
+        let conv_fields = [
+            ("pool_desc.channels", f.channels),
+            ("pool_desc.width", f.width),
+            ("pool_desc.n_sections", f.sections.len() as i32),
+        ];
+        let io = Dtype::from_raw(f.io, "pool_desc.io")?;
+        let out = match f.out {
+            0 => io,
+            raw => Dtype::from_raw(raw, "pool_desc.out")?,
+        };
+        let n_layers = range("pool_desc.n_layers", f.n_layers, 1, MAX_COUNT)? as usize;
+        if f.stochastic_rounding != 0 {
+            return Err(Error::unsupported(
+                "pool_desc.stochastic_rounding",
+                f.stochastic_rounding,
+                "0 with the formats SPLIT32 and F32, which round nothing",
+            ));
+        }
+        match f.family {
+            1 => {
+                unused("Mamba-2", &delta_fields)?;
+                unused("Mamba-2", &conv_fields)?;
+                let dims = Mamba2Dims {
+                    nheads: range("pool_desc.nheads", f.nheads, 1, MAX_COUNT)? as usize,
+                    headdim: range("pool_desc.headdim", f.headdim, 1, MAX_DIM)? as usize,
+                    dstate: range("pool_desc.dstate", f.dstate, 1, MAX_DIM)? as usize,
+                    ngroups: range("pool_desc.ngroups", f.ngroups, 1, MAX_COUNT)? as usize,
+                };
+                if dims.nheads % dims.ngroups != 0 {
+                    return Err(Error::invalid(
+                        "pool_desc.ngroups",
+                        dims.ngroups,
+                        format!("a divisor of nheads, which is {}", dims.nheads),
+                    ));
+                }
+                let format = match f.format {
+                    0 | 1 => Format::Split32,
+                    2 => Format::F32,
+                    other => {
+                        return Err(Error::unsupported(
+                            "pool_desc.format",
+                            other,
+                            "REPLAYSSM_FORMAT_SPLIT32 and REPLAYSSM_FORMAT_F32",
+                        ));
+                    }
+                };
+                let readout = match (f.readout, format) {
+                    (0, Format::Split32) if io == Dtype::Bf16 => Readout::High,
+                    (0, _) => Readout::Full,
+                    (1, Format::Split32) => Readout::High,
+                    (1, Format::F32) => {
+                        return Err(Error::invalid(
+                            "pool_desc.readout",
+                            "REPLAYSSM_READOUT_HIGH",
+                            "FULL or EXACT, because format F32 has no high plane",
+                        ));
+                    }
+                    (2, _) => Readout::Full,
+                    (3, _) => Readout::Exact,
+                    (other, _) => {
+                        return Err(Error::unsupported(
+                            "pool_desc.readout",
+                            other,
+                            "REPLAYSSM_READOUT_HIGH, _FULL and _EXACT",
+                        ));
+                    }
+                };
+                Ok(PoolConfig { family: Family::Mamba2(dims), n_layers, io, out, format, readout })
+            }
+            4 => {
+                unused("convolution", &mamba2_fields)?;
+                unused("convolution", &delta_fields)?;
+                unused("convolution", &[("pool_desc.format", f.format), ("pool_desc.readout", f.readout)])?;
+                let channels = range("pool_desc.channels", f.channels, 1, MAX_COUNT)? as usize;
+                let width = range("pool_desc.width", f.width, 2, 4)? as usize;
+                let mut section_starts = vec![0];
+                let mut end = 0usize;
+                for (i, &section) in f.sections.iter().enumerate() {
+                    if section < 1 {
+                        return Err(Error::invalid(format!("pool_desc.section_channels[{i}]"), section, "at least 1"));
+                    }
+                    end += section as usize;
+                    section_starts.push(end);
+                }
+                if f.sections.is_empty() {
+                    section_starts.push(channels);
+                } else if end != channels {
+                    return Err(Error::invalid(
+                        "pool_desc.channels",
+                        channels,
+                        format!("the sum of section_channels, which is {end}"),
+                    ));
+                }
+                Ok(PoolConfig {
+                    family: Family::Conv1d(ConvDims { channels, width, section_starts }),
+                    n_layers,
+                    io,
+                    out,
+                    format: Format::F32,
+                    readout: Readout::Exact,
+                })
+            }
+            other => Err(Error::unsupported("pool_desc.family", other, "REPLAYSSM_MAMBA2 and REPLAYSSM_CONV1D")),
+        }
+    }
+}

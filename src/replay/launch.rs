@@ -1,0 +1,686 @@
+//! What a call hands to a backend: checked, typed, without a pointer dereferenced.
+
+use super::config::{Family, PoolConfig, SlotsConfig};
+use super::layout::Component;
+use super::position::{Convention, Rule};
+use crate::dtype::{Dtype, IndexType};
+use crate::error::{Error, Result};
+
+/// An address in the backend's memory. Only a backend turns it into a pointer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(pub usize);
+
+impl Address {
+    /// The address `bytes` further on (or back). Wraps like pointer arithmetic of the hardware.
+    #[inline(always)]
+    pub fn offset(self, bytes: i64) -> Address {
+        Address(self.0.wrapping_add(bytes as usize))
+    }
+}
+
+/// An index array.
+#[derive(Debug, Clone, Copy)]
+pub struct Ids {
+    /// Element 0.
+    pub data: Address,
+    /// Distance of neighbours in elements.
+    pub stride: i64,
+    /// Element type.
+    pub index: IndexType,
+}
+
+/// A strided tensor with the axes row, token and head; the last axis is contiguous. Strides are in elements.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensor {
+    /// Element 0.
+    pub data: Address,
+    /// Distance of rows; not used with packed tokens.
+    pub row: i64,
+    /// Distance of tokens.
+    pub token: i64,
+    /// Distance of heads, groups, sections or channels.
+    pub head: i64,
+    /// Element type.
+    pub dtype: Dtype,
+}
+
+impl Tensor {
+    /// Address of a head's vector.
+    #[inline(always)]
+    pub fn at(&self, row: i64, token: i64, head: i64) -> Address {
+        let elements = row
+            .wrapping_mul(self.row)
+            .wrapping_add(token.wrapping_mul(self.token))
+            .wrapping_add(head.wrapping_mul(self.head));
+        self.data.offset(elements.wrapping_mul(self.dtype.size() as i64))
+    }
+
+    /// Checks dtype, alignment and reach of a tensor with the given extents; `inner` is the contiguous axis.
+    fn check(&self, field: &'static str, extents: [i64; 3], inner: i64, io: Option<Dtype>) -> Result<()> {
+        if let Some(io) = io.filter(|&io| io != self.dtype) {
+            return Err(Error::invalid(
+                format!("{field}.dtype"),
+                format!("{:?}", self.dtype),
+                format!("{io:?}, the pool's dtype for it"),
+            ));
+        }
+        if self.data.0 % self.dtype.size() != 0 {
+            return Err(Error::invalid(
+                format!("{field}.data"),
+                format!("{:#x}", self.data.0),
+                format!("an address aligned to {} bytes", self.dtype.size()),
+            ));
+        }
+        let reach = [self.row, self.token, self.head]
+            .iter()
+            .zip(extents)
+            .try_fold(inner, |sum, (stride, extent)| {
+                let steps = (extent - 1).max(0);
+                sum.checked_add(stride.checked_abs()?.checked_mul(steps)?)
+            })
+            .and_then(|elements| elements.checked_mul(self.dtype.size() as i64));
+        match reach {
+            Some(bytes) if bytes <= isize::MAX as i64 => Ok(()),
+            _ => Err(Error::invalid(
+                format!("{field}.stride"),
+                format!("({}, {}, {})", self.row, self.token, self.head),
+                "strides whose reach fits an address space",
+            )),
+        }
+    }
+
+    /// An output must not write one element twice.
+    fn check_distinct(&self, field: &'static str, extents: [i64; 3], inner: i64) -> Result<()> {
+        let names = ["stride_row", "stride_token", "stride_head"];
+        for ((stride, extent), name) in [self.row, self.token, self.head].iter().zip(extents).zip(names) {
+            if extent > 1 && stride.unsigned_abs() < inner.unsigned_abs() {
+                return Err(Error::invalid(
+                    format!("{field}.{name}"),
+                    stride,
+                    format!("at least {inner} elements, because outputs may not overlap"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lengths of a batch's rows.
+#[derive(Debug, Clone, Copy)]
+pub enum Tokens {
+    /// Every row has this many.
+    Dense(i64),
+    /// int32 `[n_rows + 1]`: row r has tokens `[cu[r], cu[r + 1])` of the packed tensors.
+    Packed(Address),
+}
+
+/// One batch of a model step.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch {
+    /// Rows, padding included.
+    pub n_rows: i64,
+    /// Lengths of rows.
+    pub tokens: Tokens,
+    /// No row is longer; filled in by [`Batch::checked`].
+    pub max_tokens: i64,
+    /// Token rows of packed tensors.
+    pub n_tokens: i64,
+    /// Checkpoint of each row.
+    pub slots: Ids,
+    /// Ring of each row.
+    pub rings: Ids,
+    /// uint8 `[n_rows]`.
+    pub flush: Option<Address>,
+    /// uint32 `[n_rows]`.
+    pub generation: Option<Address>,
+    /// An id that means padding, beside the negative ones.
+    pub null_id: Option<i64>,
+    /// Leave outputs of null rows alone instead of writing zeros.
+    pub keep_null_outputs: bool,
+    /// An extend batch: rows of any length, no rollback.
+    pub extend: bool,
+    /// Tokens at the end of each row of an extend that stay in the ring.
+    pub keep_tail: i64,
+}
+
+impl Batch {
+    /// Checks a batch against its slots handle and fills in `max_tokens`.
+    pub fn checked(mut self, slots: &SlotsConfig) -> Result<Self> {
+        let t_max = i64::from(slots.max_step_tokens);
+        if self.n_rows < 0 {
+            return Err(Error::invalid("batch.n_rows", self.n_rows, "0 or more"));
+        }
+        if self.keep_tail != 0 && !self.extend {
+            return Err(Error::invalid("batch.keep_tail", self.keep_tail, "0 without REPLAYSSM_BATCH_EXTEND"));
+        }
+        if !(0..=i64::from(slots.window)).contains(&self.keep_tail) {
+            return Err(Error::invalid(
+                "batch.keep_tail",
+                self.keep_tail,
+                format!("0 to the window, which is {}", slots.window),
+            ));
+        }
+        let limit = if self.extend { i64::from(i32::MAX) } else { t_max };
+        match self.tokens {
+            Tokens::Dense(t) => {
+                if !(0..=limit).contains(&t) {
+                    return Err(Error::invalid(
+                        "batch.tokens",
+                        t,
+                        format!("0 to {limit}, the longest row that the slots handle takes"),
+                    ));
+                }
+                if self.max_tokens != 0 && self.max_tokens < t {
+                    return Err(Error::invalid(
+                        "batch.max_tokens",
+                        self.max_tokens,
+                        format!("0 or at least tokens, which is {t}"),
+                    ));
+                }
+                self.n_tokens = self.n_rows.saturating_mul(t);
+                self.max_tokens = t;
+            }
+            Tokens::Packed(_) => {
+                if self.n_tokens < 0 {
+                    return Err(Error::invalid("batch.n_tokens", self.n_tokens, "0 or more"));
+                }
+                if !(0..=limit).contains(&self.max_tokens) {
+                    return Err(Error::invalid(
+                        "batch.max_tokens",
+                        self.max_tokens,
+                        format!("0 to {limit}, the longest row that the slots handle takes"),
+                    ));
+                }
+                if self.max_tokens == 0 {
+                    self.max_tokens = limit;
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// Extents of the row and token axes of this batch's tensors.
+    fn extents(&self) -> (i64, i64) {
+        match self.tokens {
+            Tokens::Dense(t) => (self.n_rows, t),
+            Tokens::Packed(_) => (1, self.n_tokens),
+        }
+    }
+}
+
+/// Whether a call is a step or an extend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Append behind the committed tokens; may be repeated or abandoned.
+    Step,
+    /// Fold everything into the checkpoint.
+    Extend,
+}
+
+/// Inputs, parameters and output of a Mamba-2 call.
+#[derive(Debug, Clone, Copy)]
+pub struct Mamba2Args {
+    /// io `[.., H, D]`.
+    pub x: Tensor,
+    /// io `[.., G, N]`.
+    pub b: Tensor,
+    /// io `[.., G, N]`.
+    pub c: Tensor,
+    /// Any dtype, `[.., H]`.
+    pub dt: Tensor,
+    /// `[H]`.
+    pub a: Tensor,
+    /// `[H]`.
+    pub dt_bias: Option<Tensor>,
+    /// `[H]` or `[H, D]`.
+    pub d_skip: Option<Tensor>,
+    /// Whether `d_skip` has an element per channel.
+    pub d_per_element: bool,
+    /// io `[.., H, D]`.
+    pub z: Option<Tensor>,
+    /// `[.., H, D]`.
+    pub out: Tensor,
+    /// Whether dt goes through softplus.
+    pub dt_softplus: bool,
+}
+
+impl Mamba2Args {
+    /// Checks every tensor against the pool and the batch.
+    pub fn check(&self, pool: &PoolConfig, batch: &Batch) -> Result<()> {
+        let Family::Mamba2(d) = &pool.family else {
+            return Err(wrong_family("mamba2"));
+        };
+        let (rows, tokens) = batch.extents();
+        let (h, dim, g, n) = (d.nheads as i64, d.headdim as i64, d.ngroups as i64, d.dstate as i64);
+        self.x.check("args.x", [rows, tokens, h], dim, Some(pool.io))?;
+        self.b.check("args.B", [rows, tokens, g], n, Some(pool.io))?;
+        self.c.check("args.C", [rows, tokens, g], n, Some(pool.io))?;
+        self.dt.check("args.dt", [rows, tokens, h], 1, None)?;
+        self.a.check("args.A", [1, 1, h], 1, None)?;
+        if let Some(bias) = &self.dt_bias {
+            bias.check("args.dt_bias", [1, 1, h], 1, None)?;
+        }
+        if let Some(skip) = &self.d_skip {
+            skip.check("args.D", [1, 1, h], if self.d_per_element { dim } else { 1 }, None)?;
+        }
+        if let Some(z) = &self.z {
+            z.check("args.z", [rows, tokens, h], dim, Some(pool.io))?;
+        }
+        self.out.check("args.out", [rows, tokens, h], dim, Some(pool.out))?;
+        self.out.check_distinct("args.out", [rows, tokens, h], dim)
+    }
+}
+
+/// Inputs, parameters and output of a convolution call.
+#[derive(Debug, Clone, Copy)]
+pub struct ConvArgs {
+    /// io; the head axis is the section.
+    pub x: Tensor,
+    /// Like `x`; may be the same memory.
+    pub out: Tensor,
+    /// `[channels, width]`, taps oldest first.
+    pub weight: Tensor,
+    /// `[channels]`.
+    pub bias: Option<Tensor>,
+    /// Whether SiLU follows.
+    pub silu: bool,
+}
+
+impl ConvArgs {
+    /// Checks every tensor against the pool and the batch.
+    pub fn check(&self, pool: &PoolConfig, batch: &Batch) -> Result<()> {
+        let Family::Conv1d(c) = &pool.family else {
+            return Err(wrong_family("conv1d"));
+        };
+        let (rows, tokens) = batch.extents();
+        let sections = c.section_starts.len() as i64 - 1;
+        let widest = c.section_starts.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0) as i64;
+        self.x.check("args.x", [rows, tokens, sections], widest, Some(pool.io))?;
+        self.out.check("args.out", [rows, tokens, sections], widest, Some(pool.out))?;
+        self.out.check_distinct("args.out", [rows, tokens, sections], widest)?;
+        self.weight.check("args.weight", [1, 1, c.channels as i64], c.width as i64, None)?;
+        match &self.bias {
+            Some(bias) => bias.check("args.bias", [1, 1, c.channels as i64], 1, None),
+            None => Ok(()),
+        }
+    }
+}
+
+fn wrong_family(expected: &'static str) -> Error {
+    Error::InvalidHandle {
+        argument: "layers".into(),
+        expected: expected.into(),
+        reason: "the pool is of another family".into(),
+    }
+}
+
+/// Accepted tokens of a model step.
+#[derive(Debug, Clone, Copy)]
+pub struct CommitArgs {
+    /// How counts are meant.
+    pub convention: Convention,
+    /// int32 `[n_rows]`, or none: all of each row's tokens.
+    pub counts: Option<Address>,
+    /// Distance of neighbours in elements.
+    pub stride: i64,
+}
+
+/// Where the arrays of a list lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    /// In the backend's memory, read when the work runs: bad values set fault bits.
+    Device,
+    /// In host memory, read before the call returns: bad values are errors and nothing happens.
+    Host,
+}
+
+/// A list of slots and rings.
+#[derive(Debug, Clone, Copy)]
+pub struct List {
+    /// Entries.
+    pub n: i64,
+    /// Where ids and per-entry arrays lie.
+    pub place: Where,
+    /// Slot of each entry.
+    pub slots: Ids,
+    /// Ring of each entry.
+    pub rings: Ids,
+}
+
+/// The most entries that a list on the host may have: they travel by value in a launch.
+pub const MAX_HOST_LIST: i64 = 256;
+
+/// What a reset sets. Arrays have an element per list entry.
+#[derive(Debug, Clone, Copy)]
+pub struct ResetArgs {
+    /// Leave the checkpoint as it is instead of zeroing it.
+    pub keep_checkpoint: bool,
+    /// What stands there is fp32 row-major: turn it into the pool's format.
+    pub convert: bool,
+    /// int64; none = 0.
+    pub position: Option<Address>,
+    /// uint32; none = one more than before.
+    pub generation: Option<Address>,
+    /// uint64; none = from the ring id.
+    pub seed: Option<Address>,
+}
+
+/// A dense state outside the library: row i belongs to entry i of a list. Strides in elements.
+#[derive(Debug, Clone, Copy)]
+pub struct StateTensor {
+    /// Element 0.
+    pub data: Address,
+    /// Element type.
+    pub dtype: Dtype,
+    /// `[N, D]` instead of `[D, N]` (`[width - 1, channels]` instead of `[channels, width - 1]`).
+    pub transposed: bool,
+    /// One layer, or all of them.
+    pub layer: Option<usize>,
+    /// Distance of entries.
+    pub entry: i64,
+    /// Distance of layers.
+    pub layer_stride: i64,
+    /// Distance of heads.
+    pub head: i64,
+    /// Distance of rows; the last axis is contiguous.
+    pub row: i64,
+}
+
+/// How a pool's state looks from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateShape {
+    /// Heads; 1 for a convolution.
+    pub heads: i64,
+    /// D, or channels.
+    pub rows: i64,
+    /// N, or width - 1.
+    pub columns: i64,
+}
+
+impl StateShape {
+    /// The shape of one layer's state of one slot.
+    pub fn of(pool: &PoolConfig) -> Self {
+        match &pool.family {
+            Family::Mamba2(d) => {
+                StateShape { heads: d.nheads as i64, rows: d.headdim as i64, columns: d.dstate as i64 }
+            }
+            Family::Conv1d(c) => StateShape { heads: 1, rows: c.channels as i64, columns: c.width as i64 - 1 },
+        }
+    }
+}
+
+impl StateTensor {
+    /// Replaces zero strides by those of a dense array and checks the rest.
+    pub fn checked(mut self, pool: &PoolConfig, n: i64) -> Result<Self> {
+        let shape = StateShape::of(pool);
+        let (rows, columns) = if self.transposed { (shape.columns, shape.rows) } else { (shape.rows, shape.columns) };
+        let layers = match self.layer {
+            Some(layer) if layer >= pool.n_layers => {
+                return Err(Error::invalid("state.layer", layer, format!("-1 to {}", pool.n_layers - 1)));
+            }
+            Some(_) => 1,
+            None => pool.n_layers as i64,
+        };
+        let mut dense = columns;
+        for (field, stride, extent) in [
+            ("state.stride_row", &mut self.row, rows),
+            ("state.stride_head", &mut self.head, shape.heads),
+            ("state.stride_layer", &mut self.layer_stride, layers),
+            ("state.stride_entry", &mut self.entry, n),
+        ] {
+            if *stride == 0 {
+                *stride = dense;
+            }
+            if *stride < 0 || (extent > 1 && *stride < columns) {
+                return Err(Error::invalid(field, *stride, format!("0 (dense) or at least {columns}")));
+            }
+            dense = stride
+                .checked_mul(extent.max(1))
+                .filter(|d| d.checked_mul(4).is_some())
+                .ok_or_else(|| Error::invalid(field, *stride, "a stride whose reach fits an address space"))?;
+        }
+        if self.data.0 % self.dtype.size() != 0 {
+            return Err(Error::invalid(
+                "state.data",
+                format!("{:#x}", self.data.0),
+                format!("an address aligned to {} bytes", self.dtype.size()),
+            ));
+        }
+        Ok(self)
+    }
+
+    /// Address of element (row, column) of a head's state.
+    #[inline(always)]
+    pub fn at(&self, entry: i64, layer: i64, head: i64, row: i64, column: i64) -> Address {
+        let (outer, inner) = if self.transposed { (column, row) } else { (row, column) };
+        let layer = if self.layer.is_some() { 0 } else { layer };
+        let elements = entry * self.entry + layer * self.layer_stride + head * self.head + outer * self.row + inner;
+        self.data.offset(elements * self.dtype.size() as i64)
+    }
+}
+
+/// How a call is to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Exec {
+    /// Stream, 0 = default.
+    pub stream: usize,
+    /// This call does share `part` of `n_parts` on the calling thread.
+    pub part: i64,
+    /// 1 = the backend's own threads do everything.
+    pub n_parts: i64,
+}
+
+impl Exec {
+    /// The share `[begin, end)` of `items` that this call does.
+    pub fn share(&self, items: i64) -> (i64, i64) {
+        let cut = |part: i64| (i128::from(items) * i128::from(part) / i128::from(self.n_parts)) as i64;
+        (cut(self.part), cut(self.part + 1))
+    }
+}
+
+/// A ring's state: the whole of what the host could want to know, 32 bytes, readable as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Cursor {
+    /// Committed tokens, absolute.
+    pub position: i64,
+    /// Position before which the staggered schedule wants a fold.
+    pub flush_before: i64,
+    /// Key of stochastic rounding.
+    pub seed: u64,
+    /// Counts resets and copies.
+    pub generation: u32,
+    /// Zero.
+    pub flags: u32,
+}
+
+/// One component of a pool in memory: layer l of slot (ring) s is at `base + l * layer_stride + s * stride`.
+#[derive(Debug, Clone, Copy)]
+pub struct ComponentView {
+    /// Which.
+    pub component: Component,
+    /// Layer 0 of slot 0.
+    pub base: Address,
+    /// Bytes from layer to layer.
+    pub layer_stride: i64,
+    /// Bytes from slot to slot.
+    pub stride: i64,
+}
+
+/// A slots handle as a backend sees it.
+#[derive(Debug, Clone)]
+pub struct SlotsView {
+    /// Sizes and rules.
+    pub config: SlotsConfig,
+    /// The same as integers of the rule.
+    pub rule: Rule,
+    /// `[n_rings]` of [`Cursor`].
+    pub cursors: Address,
+    /// One [`Report`] and one [`Stats`], written by the backend as work runs.
+    pub counters: Address,
+}
+
+/// A pool as a backend sees it.
+#[derive(Debug, Clone)]
+pub struct PoolView {
+    /// Family, dimensions, formats.
+    pub config: PoolConfig,
+    /// Number of the pool on its slots handle, for reports.
+    pub index: i32,
+    /// Memory, in the order of [`super::layout::components`].
+    pub components: Vec<ComponentView>,
+}
+
+impl PoolView {
+    /// Address of one layer's part of a slot or ring in a component; address 0 if the pool has no such component.
+    #[inline(always)]
+    pub fn part(&self, component: Component, layer: i64, index: i64) -> Address {
+        match self.components.iter().find(|c| c.component == component) {
+            Some(c) => c.base.offset(layer * c.layer_stride + index * c.stride),
+            None => Address(0),
+        }
+    }
+}
+
+/// Fault bits.
+pub mod fault {
+    /// A slot or ring id at or above its count.
+    pub const ID: u32 = 1;
+    /// A commit count outside the row, or a commit of a row that no step can have brought.
+    pub const COUNT: u32 = 2;
+    /// A row longer than declared, or `cu_seqlens` that falls.
+    pub const LENGTH: u32 = 4;
+    /// A tag outside the window, or a position that is not held.
+    pub const POSITION: u32 = 8;
+    /// A rewind that went too far back.
+    pub const REWIND: u32 = 128;
+}
+
+/// What went wrong on the device so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Report {
+    /// [`fault`] bits, sticky.
+    pub bits: u32,
+    /// Faults seen.
+    pub count: u64,
+    /// Slot or ring id of the first.
+    pub first_slot: i64,
+    /// Batch row or list entry of the first.
+    pub first_row: i64,
+    /// Pool of the first; -1 where no pool was involved.
+    pub first_pool: i32,
+    /// Layer of the first; -1 where no layer was involved.
+    pub first_layer: i32,
+}
+
+/// Counters of a slots handle, over all its pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Commits.
+    pub steps: u64,
+    /// Rows of one token or more that commits saw.
+    pub rows: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Tokens that became committed.
+    pub accepted: u64,
+    /// Checkpoint tiles rewritten by steps.
+    pub flushes: u64,
+    /// Bytes of checkpoint loaded.
+    pub checkpoint_bytes_read: u64,
+    /// Bytes of checkpoint stored.
+    pub checkpoint_bytes_written: u64,
+    /// Bytes of ring records loaded.
+    pub ring_bytes_read: u64,
+    /// Bytes of ring records stored.
+    pub ring_bytes_written: u64,
+}
+
+/// What a context runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendInfo {
+    /// Name of the device or of the instruction set.
+    pub name: String,
+    /// Threads that the backend keeps, the caller's included.
+    pub n_threads: i32,
+}
+
+/// Memory of a backend, zeroed, freed when dropped.
+pub trait Memory: Send + Sync {
+    /// First byte.
+    fn address(&self) -> Address;
+}
+
+/// What a backend does. All arguments have been checked; what only the device can see is the backend's to check.
+pub trait Backend: Send + Sync {
+    /// Name and size.
+    fn info(&self) -> BackendInfo;
+    /// Zeroed memory.
+    fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>>;
+    /// Bytes of a slots handle's counters.
+    fn counter_bytes(&self) -> u64;
+    /// Refuses a stream that the backend cannot use.
+    fn check_exec(&self, exec: &Exec) -> Result<()>;
+    /// Mamba-2 step or extend.
+    fn mamba2(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &Mamba2Args,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Convolution step or extend.
+    fn conv1d(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &ConvArgs,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Moves positions.
+    fn commit(&self, slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) -> Result<()>;
+    /// Starts requests.
+    fn reset(&self, slots: &SlotsView, pools: &[&PoolView], list: &List, args: &ResetArgs, exec: &Exec) -> Result<()>;
+    /// Writes checkpoints; `position` is int64 per entry, or none: the ring's own.
+    fn import(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        list: &List,
+        position: Option<Address>,
+        src: &StateTensor,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Reads states at a held position; `at` is int64 per entry, or none: all committed.
+    fn export(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        list: &List,
+        at: Option<Address>,
+        dst: &StateTensor,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Takes back committed tokens; `n` and `done` are int32 per entry.
+    fn rewind(
+        &self,
+        slots: &SlotsView,
+        pools: &[&PoolView],
+        list: &List,
+        n: Address,
+        done: Option<Address>,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Copies ring states to `dst`, an array of [`Cursor`].
+    fn read_cursors(&self, slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()>;
+    /// Faults so far, and forgets them if asked.
+    fn report(&self, slots: &SlotsView, clear: bool) -> Report;
+    /// Counters so far.
+    fn stats(&self, slots: &SlotsView) -> Stats;
+}

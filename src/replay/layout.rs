@@ -1,0 +1,222 @@
+//! The one source of sizes and strides: where every byte of a slot and of a ring lies.
+//!
+//! A pool's memory consists of components. Each is an array over layers and over slots (or rings); the part of one layer
+//! and one slot is contiguous and laid out as follows, `rows` being the rows of a ring:
+//!
+//! | component | per | contents of one part |
+//! |---|---|---|
+//! | `Checkpoint` | slot | `F32`: fp32 `[H][D][N]`; `SPLIT32`: per head a bf16 plane `[D][N]`, then an int16 plane `[D][N]` |
+//! | `Tags` | slot | int64 `[H][tiles]`: the position at which each 16-row tile stands |
+//! | `X` | ring | io `[H][rows][D]` |
+//! | `B` | ring | io `[G][rows][N]` |
+//! | `Dt` | ring | fp32 `[H][rows][2]`: dt and g = A dt, processed |
+//! | `Conv` | ring | io `[width - 1 + keep + T_max][channels]`: raw inputs |
+//! | `ConvTags` | ring | int64 `[tiles]`: the lowest position whose window is still held, per 128 channels |
+
+use super::config::{Family, Format, Mamba2Dims, PoolConfig, SlotsConfig};
+use super::position::Rule;
+use crate::error::{Error, Result};
+
+/// Alignment of each slot's part of a component, in bytes.
+pub const ALIGNMENT: u64 = 128;
+
+/// A component of a pool's memory. The numbers are those of the C interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Component {
+    /// The states.
+    Checkpoint = 1,
+    /// Positions of checkpoint tiles, or of convolution windows.
+    Tags = 2,
+    /// Mamba-2 inputs x.
+    X = 3,
+    /// Mamba-2 inputs B.
+    B = 4,
+    /// Mamba-2 gates dt and A dt.
+    Dt = 5,
+    /// Convolution inputs.
+    Conv = 12,
+}
+
+/// Size and indexing of one component.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ComponentLayout {
+    /// Which.
+    pub component: Component,
+    /// Indexed by ring instead of slot.
+    pub per_ring: bool,
+    /// Bytes of one layer's part of one slot or ring.
+    pub bytes: u64,
+    /// Distance of neighbouring slots (or rings) in owned memory.
+    pub stride: u64,
+}
+
+/// The components of a pool, in a fixed order.
+pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<ComponentLayout>> {
+    let rows = Rule::new(slots).rows() as u64;
+    let io = pool.io.size() as u64;
+    let list: Vec<(Component, bool, Option<u64>)> = match &pool.family {
+        Family::Mamba2(d) => {
+            let (h, dim, n, g) = (d.nheads as u64, d.headdim as u64, d.dstate as u64, d.ngroups as u64);
+            vec![
+                (Component::Checkpoint, false, product(&[h, dim, n, 4])),
+                (Component::Tags, false, product(&[h, d.tiles() as u64, 8])),
+                (Component::X, true, product(&[h, rows, dim, io])),
+                (Component::B, true, product(&[g, rows, n, io])),
+                (Component::Dt, true, product(&[h, rows, 8])),
+            ]
+        }
+        Family::Conv1d(c) => vec![
+            (Component::Conv, true, product(&[conv_rows(slots, c.width) as u64, c.channels as u64, io])),
+            (Component::Tags, true, product(&[c.tiles() as u64, 8])),
+        ],
+    };
+    list.into_iter()
+        .map(|(component, per_ring, bytes)| {
+            let bytes = bytes.ok_or_else(|| too_large(component))?;
+            let stride = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(|| too_large(component))?;
+            Ok(ComponentLayout { component, per_ring, bytes, stride })
+        })
+        .collect()
+}
+
+impl ComponentLayout {
+    /// Bytes of the whole component in owned memory.
+    pub fn total(&self, slots: &SlotsConfig, pool: &PoolConfig) -> Result<u64> {
+        let n = if self.per_ring { slots.n_rings } else { slots.n_slots };
+        product(&[self.stride, n as u64, pool.n_layers as u64])
+            .filter(|&bytes| bytes <= isize::MAX as u64)
+            .ok_or_else(|| too_large(self.component))
+    }
+}
+
+fn product(factors: &[u64]) -> Option<u64> {
+    factors.iter().try_fold(1u64, |a, &b| a.checked_mul(b))
+}
+
+fn too_large(component: Component) -> Error {
+    Error::unsupported(
+        format!("the size of component {component:?}"),
+        "more than an address space",
+        "components below 2^63 bytes",
+    )
+}
+
+/// Rows of a convolution ring: `width - 1 + keep + T_max`.
+pub fn conv_rows(slots: &SlotsConfig, width: usize) -> usize {
+    width - 1 + slots.min_rewind as usize + slots.max_step_tokens as usize
+}
+
+/// Byte offsets inside one layer's part of a Mamba-2 slot or ring.
+#[derive(Debug, Clone, Copy)]
+pub struct Mamba2Layout {
+    /// Dimensions.
+    pub dims: Mamba2Dims,
+    /// Rows of a ring.
+    pub rows: usize,
+    /// Bytes of an activation.
+    pub io: usize,
+    /// Checkpoint format.
+    pub format: Format,
+}
+
+impl Mamba2Layout {
+    /// First byte of a state row in F32 format.
+    #[inline(always)]
+    pub fn state_row(&self, head: usize, row: usize) -> usize {
+        (head * self.dims.headdim + row) * self.dims.dstate * 4
+    }
+
+    /// First bytes of a state row's high plane and of its low plane in SPLIT32 format.
+    #[inline(always)]
+    pub fn planes(&self, head: usize, row: usize) -> (usize, usize) {
+        let plane = self.dims.headdim * self.dims.dstate * 2;
+        let high = head * 2 * plane + row * self.dims.dstate * 2;
+        (high, high + plane)
+    }
+
+    /// First byte of a tile's tag.
+    #[inline(always)]
+    pub fn tag(&self, head: usize, tile: usize) -> usize {
+        (head * self.dims.tiles() + tile) * 8
+    }
+
+    /// First byte of a record's x.
+    #[inline(always)]
+    pub fn x(&self, head: usize, row: usize) -> usize {
+        (head * self.rows + row) * self.dims.headdim * self.io
+    }
+
+    /// First byte of a record's B.
+    #[inline(always)]
+    pub fn b(&self, group: usize, row: usize) -> usize {
+        (group * self.rows + row) * self.dims.dstate * self.io
+    }
+
+    /// First byte of a record's dt and g.
+    #[inline(always)]
+    pub fn dt(&self, head: usize, row: usize) -> usize {
+        (head * self.rows + row) * 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::config::{PoolConfig, PoolFields};
+
+    #[test]
+    fn sizes_of_a_real_layer() {
+        // Nemotron-3-Super: 128 heads of 64 x 128, 8 groups, bf16, W 16, T_max 1.
+        let slots = SlotsConfig::checked(4, 2, 16, 1, 0, 0).unwrap();
+        let pool = PoolConfig::checked(&PoolFields {
+            family: 1,
+            n_layers: 3,
+            io: 2,
+            nheads: 128,
+            headdim: 64,
+            dstate: 128,
+            ngroups: 8,
+            ..Default::default()
+        })
+        .unwrap();
+        let list = components(&slots, &pool).unwrap();
+        let bytes: Vec<_> = list.iter().map(|c| (c.component, c.bytes)).collect();
+        assert_eq!(
+            bytes,
+            [
+                (Component::Checkpoint, 128 * 64 * 128 * 4),
+                (Component::Tags, 128 * 4 * 8),
+                (Component::X, 128 * 17 * 64 * 2),
+                (Component::B, 8 * 17 * 128 * 2),
+                (Component::Dt, 128 * 17 * 8),
+            ]
+        );
+        assert_eq!(list[0].total(&slots, &pool).unwrap(), 128 * 64 * 128 * 4 * 4 * 3);
+        assert_eq!(list[2].total(&slots, &pool).unwrap(), 128 * 17 * 64 * 2 * 2 * 3);
+    }
+
+    #[test]
+    fn a_size_beyond_an_address_space_is_refused() {
+        let slots = SlotsConfig::checked(i32::MAX, 0, 256, 256, 256, 0).unwrap();
+        let pool = PoolConfig::checked(&PoolFields {
+            family: 1,
+            n_layers: 1 << 20,
+            io: 1,
+            nheads: 1 << 20,
+            headdim: 256,
+            dstate: 256,
+            ngroups: 1 << 20,
+            ..Default::default()
+        })
+        .unwrap();
+        let first = components(&slots, &pool).unwrap()[0];
+        assert!(first.total(&slots, &pool).is_err());
+    }
+
+    #[test]
+    fn headdim_80_has_five_tiles_and_24_has_two() {
+        let dims = |headdim| Mamba2Dims { nheads: 1, headdim, dstate: 1, ngroups: 1 };
+        assert_eq!((dims(80).tiles(), dims(24).tiles(), dims(1).tiles()), (5, 2, 1));
+    }
+}

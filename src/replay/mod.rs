@@ -1,0 +1,9 @@
+//! What a replay step means: configuration, layout, the position rule, numerics and the backend interface, in safe Rust.
+
+pub mod config;
+pub mod launch;
+pub mod layout;
+pub mod numerics;
+pub mod position;
+pub mod slots;
+pub mod step;

@@ -1,0 +1,413 @@
+//! The three objects behind the handles: a context, the slots of a model on it, and pools of layers.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+
+use super::config::{Family, PoolConfig, SlotsConfig};
+use super::launch::{
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, Exec, List, MAX_HOST_LIST, Mamba2Args,
+    Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
+};
+use super::layout::{Component, ComponentLayout, components};
+use super::position::Rule;
+use crate::error::{Error, Result};
+
+/// One backend on one device.
+pub struct Context {
+    /// The backend.
+    pub backend: Box<dyn Backend>,
+    /// Makes the next commit panic; see the feature `fault-injection`.
+    pub panic_on_commit: bool,
+}
+
+/// Positions and schedule of all layers of a model on one device.
+pub struct Slots {
+    context: Arc<Context>,
+    view: SlotsView,
+    pools: RwLock<Vec<Weak<Layers>>>,
+    free: Mutex<FreeList>,
+    _cursors: Box<dyn Memory>,
+    _counters: Box<dyn Memory>,
+}
+
+/// A pool: equal layers of one family.
+pub struct Layers {
+    slots: Arc<Slots>,
+    view: PoolView,
+    layouts: Vec<ComponentLayout>,
+    _memory: Vec<Box<dyn Memory>>,
+}
+
+/// Memory that the caller lends for one component instead of letting the library allocate it.
+#[derive(Debug, Clone, Copy)]
+pub struct Lent {
+    /// Which component.
+    pub component: Component,
+    /// Layer 0 of slot 0.
+    pub base: Address,
+    /// Bytes from layer to layer; 0 = all slots of a layer, densely.
+    pub layer_stride: i64,
+    /// Bytes from slot to slot; 0 = dense.
+    pub slot_stride: i64,
+}
+
+/// Ids that no one has acquired, and the generation of each.
+struct FreeList {
+    free: Vec<i32>,
+    generation: Vec<u32>,
+    taken: Vec<bool>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while the list was locked left it whole: every change to it is made after all checks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Slots {
+    /// Allocates positions and counters. All positions are 0.
+    pub fn create(context: Arc<Context>, config: SlotsConfig) -> Result<Arc<Self>> {
+        let n_rings = config.n_rings as usize;
+        let bytes = n_rings as u64 * size_of::<Cursor>() as u64;
+        let cursors = context.backend.allocate("the positions of the rings", bytes)?;
+        let counters = context.backend.allocate("the counters", context.backend.counter_bytes())?;
+        let rule = Rule::new(&config);
+        let view = SlotsView { rule, cursors: cursors.address(), counters: counters.address(), config };
+        let n = view.config.n_slots.min(view.config.n_rings);
+        let mut free = FreeList { free: Vec::new(), generation: Vec::new(), taken: Vec::new() };
+        let oom = |_| Error::OutOfMemory { what: "the free list".into(), bytes: n as u64 * 9 };
+        free.free.try_reserve_exact(n as usize).map_err(oom)?;
+        free.generation.try_reserve_exact(n as usize).map_err(oom)?;
+        free.taken.try_reserve_exact(n as usize).map_err(oom)?;
+        free.free.extend((0..n).rev());
+        free.generation.resize(n as usize, 0);
+        free.taken.resize(n as usize, false);
+        let slots = Arc::new(Slots {
+            context,
+            view,
+            pools: RwLock::new(Vec::new()),
+            free: Mutex::new(free),
+            _cursors: cursors,
+            _counters: counters,
+        });
+        slots.start_schedule()?;
+        Ok(slots)
+    }
+
+    /// Gives every ring its first fold point, as a reset at position 0 would.
+    fn start_schedule(&self) -> Result<()> {
+        let mut ids = [0i64; MAX_HOST_LIST as usize];
+        let exec = Exec { stream: 0, part: 0, n_parts: 1 };
+        let args = ResetArgs {
+            keep_checkpoint: true,
+            convert: false,
+            position: None,
+            generation: Some(Address(0)),
+            seed: None,
+        };
+        let zero = [0u32; MAX_HOST_LIST as usize];
+        let mut first = 0i64;
+        while first < i64::from(self.view.config.n_rings) {
+            let n = (i64::from(self.view.config.n_rings) - first).min(MAX_HOST_LIST);
+            for (i, id) in ids.iter_mut().enumerate() {
+                *id = first + i as i64;
+            }
+            let list_ids = super::launch::Ids {
+                data: Address(ids.as_ptr() as usize),
+                stride: 1,
+                index: crate::dtype::IndexType::I64,
+            };
+            let list = List { n, place: Where::Host, slots: list_ids, rings: list_ids };
+            let args = ResetArgs { generation: Some(Address(zero.as_ptr() as usize)), ..args };
+            self.context.backend.reset(&self.view, &[], &list, &args, &exec)?;
+            first += n;
+        }
+        Ok(())
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Sizes, rules and addresses.
+    pub fn view(&self) -> &SlotsView {
+        &self.view
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        self.context.backend.as_ref()
+    }
+
+    fn pools(&self) -> Vec<Arc<Layers>> {
+        let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
+        pools.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Adds accepted tokens to the positions of a batch.
+    pub fn commit(&self, batch: Batch, args: &CommitArgs, exec: &Exec) -> Result<()> {
+        if self.context.panic_on_commit {
+            panic!("asked for by REPLAYSSM_CONTEXT_PANIC_ON_COMMIT");
+        }
+        let batch = batch.checked(&self.view.config)?;
+        if batch.extend && args.counts.is_some() {
+            return Err(Error::invalid(
+                "commit_args.counts",
+                "not NULL",
+                "NULL, because an extend cannot be taken back in part (see keep_tail)",
+            ));
+        }
+        self.backend().check_exec(exec)?;
+        self.backend().commit(&self.view, &batch, args, exec)
+    }
+
+    /// Starts requests on slots and rings.
+    pub fn reset(&self, list: &List, args: &ResetArgs, exec: &Exec) -> Result<()> {
+        self.check_list(list)?;
+        if args.convert && !args.keep_checkpoint {
+            return Err(Error::invalid("reset_args.convert", 1, "0 unless keep_checkpoint is set"));
+        }
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        let views: Vec<&PoolView> = pools.iter().map(|p| &p.view).collect();
+        self.backend().reset(&self.view, &views, list, args, exec)
+    }
+
+    /// Takes back committed tokens.
+    pub fn rewind(&self, list: &List, n: Address, done: Option<Address>, exec: &Exec) -> Result<()> {
+        self.check_list(list)?;
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        let views: Vec<&PoolView> = pools.iter().map(|p| &p.view).collect();
+        self.backend().rewind(&self.view, &views, list, n, done, exec)
+    }
+
+    /// Copies ring states to memory of the caller.
+    pub fn read_cursors(&self, list: &List, dst: Address, exec: &Exec) -> Result<()> {
+        self.check_list(list)?;
+        self.backend().check_exec(exec)?;
+        self.backend().read_cursors(&self.view, list, dst, exec)
+    }
+
+    /// Faults so far.
+    pub fn report(&self, clear: bool) -> Report {
+        self.backend().report(&self.view, clear)
+    }
+
+    /// Counters so far.
+    pub fn stats(&self) -> Stats {
+        self.backend().stats(&self.view)
+    }
+
+    fn check_list(&self, list: &List) -> Result<()> {
+        if list.n < 0 {
+            return Err(Error::invalid("list.n", list.n, "0 or more"));
+        }
+        if list.place == Where::Host && list.n > MAX_HOST_LIST {
+            return Err(Error::invalid("list.n", list.n, format!("at most {MAX_HOST_LIST} with host lists")));
+        }
+        Ok(())
+    }
+
+    /// Takes `n` free ids: the most recently released first. All or none.
+    pub fn acquire(&self, n: usize) -> Result<Vec<(i32, u32)>> {
+        let mut list = lock(&self.free);
+        let list = &mut *list;
+        if n > list.free.len() {
+            return Err(Error::OutOfRange {
+                field: "n".into(),
+                value: n.to_string(),
+                expected: format!("{} free ids", list.free.len()),
+            });
+        }
+        let ids = list.free.split_off(list.free.len() - n);
+        Ok(ids
+            .into_iter()
+            .rev()
+            .map(|id| {
+                list.taken[id as usize] = true;
+                let generation = &mut list.generation[id as usize];
+                *generation = generation.wrapping_add(1);
+                (id, *generation)
+            })
+            .collect())
+    }
+
+    /// Gives ids back. All or none.
+    pub fn release(&self, ids: &[i32]) -> Result<()> {
+        let mut list = lock(&self.free);
+        let known = |list: &FreeList, id: i32| usize::try_from(id).ok().and_then(|id| list.taken.get(id).copied());
+        for (i, &id) in ids.iter().enumerate() {
+            if known(&list, id) != Some(true) || ids[..i].contains(&id) {
+                return Err(Error::invalid(format!("ids[{i}]"), id, "an acquired id, named once"));
+            }
+        }
+        for &id in ids {
+            list.taken[id as usize] = false;
+            list.free.push(id);
+        }
+        Ok(())
+    }
+}
+
+impl Layers {
+    /// Allocates a pool's memory, or takes what is lent. Owned memory is zero: an empty state at position 0.
+    pub fn create(slots: Arc<Slots>, config: PoolConfig, lent: &[Lent]) -> Result<Arc<Self>> {
+        let layouts = components(&slots.view.config, &config)?;
+        let mut memory = Vec::new();
+        let mut views = Vec::new();
+        for (i, l) in lent.iter().enumerate() {
+            if !layouts.iter().any(|layout| layout.component == l.component) {
+                return Err(Error::invalid(
+                    format!("lent[{i}].kind"),
+                    format!("{:?}", l.component),
+                    "a component of this family",
+                ));
+            }
+            if lent.iter().take(i).any(|other| other.component == l.component) {
+                return Err(Error::invalid(format!("lent[{i}].kind"), format!("{:?}", l.component), "each kind once"));
+            }
+        }
+        for layout in &layouts {
+            let n = if layout.per_ring { slots.view.config.n_rings } else { slots.view.config.n_slots };
+            let total = layout.total(&slots.view.config, &config)?;
+            let dense_layer = layout.stride as i64 * i64::from(n);
+            let found = lent.iter().enumerate().find(|(_, l)| l.component == layout.component);
+            views.push(match found {
+                Some((i, l)) => lent_view(i, l, layout, i64::from(n), config.n_layers as i64)?,
+                None => {
+                    let block = slots.backend().allocate("a pool", total)?;
+                    let base = block.address();
+                    memory.push(block);
+                    ComponentView {
+                        component: layout.component,
+                        base,
+                        layer_stride: dense_layer,
+                        stride: layout.stride as i64,
+                    }
+                }
+            });
+        }
+        let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|pool| pool.strong_count() > 0);
+        let index = pools.iter().filter_map(Weak::upgrade).map(|p| p.view.index).max().map_or(0, |i| i + 1);
+        let layers = Arc::new(Layers {
+            slots: slots.clone(),
+            view: PoolView { config, index, components: views },
+            layouts,
+            _memory: memory,
+        });
+        pools.push(Arc::downgrade(&layers));
+        Ok(layers)
+    }
+
+    /// The slots handle.
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    /// Family, dimensions, formats and memory.
+    pub fn view(&self) -> &PoolView {
+        &self.view
+    }
+
+    /// Size and place of every component.
+    pub fn components(&self) -> impl ExactSizeIterator<Item = (&ComponentLayout, &ComponentView)> {
+        self.layouts.iter().zip(&self.view.components)
+    }
+
+    fn check_layer(&self, layer: i64) -> Result<()> {
+        if (0..self.view.config.n_layers as i64).contains(&layer) {
+            Ok(())
+        } else {
+            Err(Error::invalid("layer", layer, format!("0 to {}", self.view.config.n_layers - 1)))
+        }
+    }
+
+    fn check_batch(&self, batch: Batch, mode: Mode) -> Result<Batch> {
+        match (mode, batch.extend) {
+            (Mode::Step, true) => {
+                Err(Error::invalid("batch.flags", "REPLAYSSM_BATCH_EXTEND", "no REPLAYSSM_BATCH_EXTEND in a step"))
+            }
+            (Mode::Extend, false) => {
+                Err(Error::invalid("batch.flags", 0, "REPLAYSSM_BATCH_EXTEND in an extend and its commit"))
+            }
+            _ => batch.checked(&self.slots.view.config),
+        }
+    }
+
+    /// A Mamba-2 step or extend of one layer.
+    pub fn mamba2(&self, layer: i64, mode: Mode, batch: Batch, args: &Mamba2Args, exec: &Exec) -> Result<()> {
+        self.check_layer(layer)?;
+        let batch = self.check_batch(batch, mode)?;
+        args.check(&self.view.config, &batch)?;
+        let backend = self.slots.backend();
+        backend.check_exec(exec)?;
+        backend.mamba2(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
+    }
+
+    /// A convolution step or extend of one layer.
+    pub fn conv1d(&self, layer: i64, mode: Mode, batch: Batch, args: &ConvArgs, exec: &Exec) -> Result<()> {
+        self.check_layer(layer)?;
+        let batch = self.check_batch(batch, mode)?;
+        args.check(&self.view.config, &batch)?;
+        let backend = self.slots.backend();
+        backend.check_exec(exec)?;
+        backend.conv1d(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
+    }
+
+    /// Writes checkpoints from a dense state.
+    pub fn import(&self, list: &List, position: Option<Address>, src: StateTensor, exec: &Exec) -> Result<()> {
+        self.slots.check_list(list)?;
+        let src = src.checked(&self.view.config, list.n)?;
+        let backend = self.slots.backend();
+        backend.check_exec(exec)?;
+        backend.import(&self.slots.view, &self.view, list, position, &src, exec)
+    }
+
+    /// Reads states into a dense buffer.
+    pub fn export(&self, list: &List, at: Option<Address>, dst: StateTensor, exec: &Exec) -> Result<()> {
+        self.slots.check_list(list)?;
+        let dst = dst.checked(&self.view.config, list.n)?;
+        let backend = self.slots.backend();
+        backend.check_exec(exec)?;
+        backend.export(&self.slots.view, &self.view, list, at, &dst, exec)
+    }
+}
+
+/// Strides of a lent component, checked against what the layout needs.
+fn lent_view(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: i64) -> Result<ComponentView> {
+    let bytes = layout.bytes as i64;
+    let alignment = if layout.component == Component::Tags { 8 } else { 16 };
+    let stride = if l.slot_stride == 0 { layout.bytes.next_multiple_of(16) as i64 } else { l.slot_stride };
+    let dense_layer = stride.checked_mul(n).ok_or_else(|| {
+        Error::invalid(format!("lent[{i}].slot_stride_bytes"), stride, "a stride that fits an address space")
+    })?;
+    let layer_stride = if l.layer_stride == 0 { dense_layer } else { l.layer_stride };
+    for (name, stride, extent) in [("slot_stride_bytes", stride, n), ("layer_stride_bytes", layer_stride, n_layers)] {
+        let reach = stride.checked_mul(extent);
+        if stride % alignment != 0 || reach.is_none() || (extent > 1 && stride < bytes) {
+            return Err(Error::invalid(
+                format!("lent[{i}].{name}"),
+                stride,
+                format!("a multiple of {alignment} of at least {bytes} bytes"),
+            ));
+        }
+    }
+    if l.base.0 == 0 || l.base.0 % alignment as usize != 0 {
+        return Err(Error::invalid(
+            format!("lent[{i}].base"),
+            format!("{:#x}", l.base.0),
+            format!("an address aligned to {alignment} bytes"),
+        ));
+    }
+    Ok(ComponentView { component: layout.component, base: l.base, layer_stride, stride })
+}
+
+impl PoolView {
+    /// Tags of a slot that belong to one position: how many there are, and whether they lie with the ring.
+    pub fn tag_count(&self) -> (usize, bool) {
+        match &self.config.family {
+            Family::Mamba2(d) => (d.nheads * d.tiles(), false),
+            Family::Conv1d(c) => (c.tiles(), true),
+        }
+    }
+}
