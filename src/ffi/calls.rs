@@ -128,7 +128,10 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
     if desc.device != 0 {
         return Err(Error::invalid("context_desc.device", desc.device, "0 on the CPU backend"));
     }
-    Ok(Context { backend: Box::new(Cpu::new(desc.n_threads)?), panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0 })
+    Ok(Context {
+        backend: Box::new(Cpu::new(desc.n_threads)?),
+        panic_on_commit: cfg!(feature = "fault-injection") && desc.flags != 0,
+    })
 }
 
 /// Destroys a context once the last slots handle on it is gone. NULL and stale handles do nothing. Any thread.

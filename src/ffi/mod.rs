@@ -2,6 +2,9 @@
 //!
 //! Functions check, call safe code and write the output; they compute nothing.
 
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod calls;
 mod convert;
 mod guard;

@@ -31,7 +31,7 @@ pub(super) unsafe fn descriptor<T: Descriptor>(from: *const T) -> Result<T> {
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known) };
     for offset in known..size {
         // SAFETY: the caller's descriptor has `size` bytes.
-        if unsafe { from.cast::<u8>().add(offset).read() } != 0 {
+        if unsafe { from.cast::<u8>().wrapping_add(offset).read() } != 0 {
             return Err(Error::unsupported(
                 format!("the byte at offset {offset} of {}", T::NAME),
                 "not 0",
@@ -62,7 +62,7 @@ unsafe fn checked_size<T: Descriptor>(from: *const T) -> Result<usize> {
     if from.is_null() {
         return Err(Error::invalid(T::NAME, "NULL", "a descriptor"));
     }
-    if from as usize % align_of::<T>() != 0 {
+    if !(from as usize).is_multiple_of(align_of::<T>()) {
         return Err(Error::invalid(
             T::NAME,
             format!("{from:p}"),
@@ -71,7 +71,7 @@ unsafe fn checked_size<T: Descriptor>(from: *const T) -> Result<usize> {
     }
     // SAFETY: a descriptor begins with its size.
     let size = unsafe { from.cast::<u32>().read() } as usize;
-    if size < T::FIRST_SIZE || size > LARGEST || size % 4 != 0 {
+    if size < T::FIRST_SIZE || size > LARGEST || !size.is_multiple_of(4) {
         return Err(Error::invalid(
             format!("{}.struct_size", T::NAME),
             size,
@@ -93,9 +93,9 @@ pub(super) unsafe fn write_descriptor<T: Descriptor>(to: *mut T, value: &T) -> R
     let source = std::ptr::from_ref(value).cast::<u8>();
     let target = to.cast::<u8>();
     // SAFETY: behind the size, both sides have `known` bytes.
-    unsafe { std::ptr::copy_nonoverlapping(source.add(first), target.add(first), known - first) };
+    unsafe { std::ptr::copy_nonoverlapping(source.wrapping_add(first), target.wrapping_add(first), known - first) };
     // SAFETY: the caller's descriptor has `size` bytes.
-    unsafe { std::ptr::write_bytes(target.add(known), 0, size - known) };
+    unsafe { std::ptr::write_bytes(target.wrapping_add(known), 0, size - known) };
     Ok(())
 }
 
@@ -116,7 +116,7 @@ pub(super) fn required(pointer: *const c_void, field: &'static str, alignment: u
 /// A pointer that may be NULL.
 pub(super) fn optional_pointer(pointer: *const c_void, field: &'static str, alignment: usize) -> Result<Option<usize>> {
     let at = pointer as usize;
-    if at % alignment != 0 {
+    if !at.is_multiple_of(alignment) {
         return Err(Error::invalid(field, format!("{at:#x}"), format!("an address aligned to {alignment} bytes")));
     }
     Ok((at != 0).then_some(at))

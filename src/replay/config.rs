@@ -290,7 +290,7 @@ impl PoolConfig {
                     dstate: range("pool_desc.dstate", f.dstate, 1, MAX_DIM)? as usize,
                     ngroups: range("pool_desc.ngroups", f.ngroups, 1, MAX_COUNT)? as usize,
                 };
-                if dims.nheads % dims.ngroups != 0 {
+                if !dims.nheads.is_multiple_of(dims.ngroups) {
                     return Err(Error::invalid(
                         "pool_desc.ngroups",
                         dims.ngroups,

@@ -64,7 +64,7 @@ impl Tensor {
                 format!("{io:?}, the pool's dtype for it"),
             ));
         }
-        if self.data.0 % self.dtype.size() != 0 {
+        if !self.data.0.is_multiple_of(self.dtype.size()) {
             return Err(Error::invalid(
                 format!("{field}.data"),
                 format!("{:#x}", self.data.0),
@@ -439,7 +439,7 @@ impl StateTensor {
                 .filter(|d| d.checked_mul(4).is_some())
                 .ok_or_else(|| Error::invalid(field, *stride, "a stride whose reach fits an address space"))?;
         }
-        if self.data.0 % self.dtype.size() != 0 {
+        if !self.data.0.is_multiple_of(self.dtype.size()) {
             return Err(Error::invalid(
                 "state.data",
                 format!("{:#x}", self.data.0),
@@ -622,6 +622,7 @@ pub trait Backend: Send + Sync {
     /// Refuses a stream that the backend cannot use.
     fn check_exec(&self, exec: &Exec) -> Result<()>;
     /// Mamba-2 step or extend.
+    #[allow(clippy::too_many_arguments, reason = "what a launch consists of")]
     fn mamba2(
         &self,
         slots: &SlotsView,
@@ -633,6 +634,7 @@ pub trait Backend: Send + Sync {
         exec: &Exec,
     ) -> Result<()>;
     /// Convolution step or extend.
+    #[allow(clippy::too_many_arguments, reason = "what a launch consists of")]
     fn conv1d(
         &self,
         slots: &SlotsView,

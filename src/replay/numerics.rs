@@ -41,9 +41,9 @@ fn scale(x: f32, n: i32) -> f32 {
     x * pow2(half) * pow2(n.wrapping_sub(half))
 }
 
-/// Splits x = n ln 2 + r, |r| <= 0.35, and returns (n, e^r - 1).
+/// Splits x = n ln 2 + r, |r| <= 0.35, and returns (n, r, e^r - 1 - r).
 #[inline(always)]
-fn reduced_expm1(x: f32) -> (i32, f32) {
+fn reduced_exp(x: f32) -> (i32, f32, f32) {
     let t = fma(x, LOG2_E, ROUND);
     let n = t.to_bits().wrapping_sub(ROUND_BITS) as i32;
     let k = t - ROUND;
@@ -54,7 +54,7 @@ fn reduced_expm1(x: f32) -> (i32, f32) {
     let p = fma(r, p, 1.0 / 24.0);
     let p = fma(r, p, 1.0 / 6.0);
     let p = fma(r, p, 0.5);
-    (n, fma(r * r, p, r))
+    (n, r, r * r * p)
 }
 
 #[inline(always)]
@@ -67,17 +67,19 @@ fn clamp(x: f32, low: f32, high: f32) -> f32 {
 /// e^x. Subnormal results are rounded once; above 88.73 the result is infinite, below -103.98 it is zero.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    let (n, q) = reduced_expm1(clamp(x, -104.0, 89.0));
-    scale(1.0 + q, n)
+    let (n, r, q) = reduced_exp(clamp(x, -104.0, 89.0));
+    // 1 + r + q with the rounding of 1 + r given back.
+    let head = 1.0 + r;
+    scale(head + ((r - (head - 1.0)) + q), n)
 }
 
 /// e^x - 1, without cancellation near zero.
 #[inline(always)]
 pub fn expm1(x: f32) -> f32 {
     // Below -20 the result is -1; above 20 the -1 is far below half an ulp, and exp is taken.
-    let (n, q) = reduced_expm1(clamp(x, -20.0, 20.0));
+    let (n, r, q) = reduced_exp(clamp(x, -20.0, 20.0));
     let s = pow2(n);
-    let near = fma(s, q, s - 1.0);
+    let near = fma(s, r + q, s - 1.0);
     if x > 20.0 { exp(x) } else { near }
 }
 
@@ -123,7 +125,12 @@ pub fn softplus(x: f32) -> f32 {
 pub fn sigmoid(x: f32) -> f32 {
     let e = exp(-x.abs());
     let numerator = if x < 0.0 { e } else { 1.0 };
-    numerator / (1.0 + e)
+    let sum = 1.0 + e;
+    let lost = e - (sum - 1.0);
+    // One correction of the quotient for its own rounding and for what the sum lost.
+    let q = numerator / sum;
+    let rest = fma(-q, lost, fma(-q, sum, numerator));
+    q + rest / sum
 }
 
 /// x sigmoid(x), the gate of Mamba-2 and of the short convolutions.

@@ -71,24 +71,17 @@ impl Rule {
         if v.tokens == 0 || foldable <= 0 {
             return 0;
         }
-        if v.flush || foldable + v.tokens > self.window {
+        if v.flush {
             return foldable;
         }
-        match self.schedule {
-            Schedule::None => 0,
-            Schedule::Staggered => {
-                if v.tag < v.flush_before && v.flush_before <= limit {
-                    foldable
-                } else {
-                    0
-                }
-            }
-            Schedule::ByPosition => {
-                let period = self.period();
-                let due = limit.div_euclid(period);
-                if due > v.tag.div_euclid(period) { due * period - v.tag } else { 0 }
-            }
+        if self.schedule == Schedule::ByPosition {
+            // What is left is shorter than a period, W - T_max + 1, so that the window never forces another fold.
+            let period = self.period();
+            let due = limit.div_euclid(period);
+            return if due > v.tag.div_euclid(period) { due * period - v.tag } else { 0 };
         }
+        let wanted = self.schedule == Schedule::Staggered && v.tag < v.flush_before && v.flush_before <= limit;
+        if wanted || foldable + v.tokens > self.window { foldable } else { 0 }
     }
 
     /// Distance of the flush points of [`Schedule::ByPosition`]: `W - T_max + 1`.

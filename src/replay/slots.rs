@@ -392,7 +392,7 @@ fn lent_view(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: i64
             ));
         }
     }
-    if l.base.0 == 0 || l.base.0 % alignment as usize != 0 {
+    if l.base.0 == 0 || !l.base.0.is_multiple_of(alignment as usize) {
         return Err(Error::invalid(
             format!("lent[{i}].base"),
             format!("{:#x}", l.base.0),

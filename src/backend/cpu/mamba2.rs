@@ -488,7 +488,7 @@ impl<'a> Kernel<'a> {
             Mode::Step => {
                 for t in 0..span.len {
                     self.write_record(&at, t, tally);
-                    if head % self.layout.dims.heads_per_group() == 0 {
+                    if head.is_multiple_of(self.layout.dims.heads_per_group()) {
                         self.write_b(&state, &at, t, tally);
                     }
                 }

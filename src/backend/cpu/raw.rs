@@ -28,7 +28,7 @@ impl Plain for i64 {}
 /// The address is aligned for `T` and valid for reads of `n` elements for `'a`, and nothing writes them meanwhile.
 #[inline(always)]
 pub(super) unsafe fn slice<'a, T: Plain>(at: Address, n: usize) -> &'a [T] {
-    debug_assert!(at.0 != 0 && at.0 % align_of::<T>() == 0);
+    debug_assert!(at.0 != 0 && at.0.is_multiple_of(align_of::<T>()));
     // SAFETY: the caller promises alignment, validity and quiet for 'a; every bit pattern is a T.
     unsafe { std::slice::from_raw_parts(at.0 as *const T, n) }
 }
@@ -39,7 +39,7 @@ pub(super) unsafe fn slice<'a, T: Plain>(at: Address, n: usize) -> &'a [T] {
 /// As [`slice`], valid for writes, and nothing else reads or writes them for `'a`.
 #[inline(always)]
 pub(super) unsafe fn slice_mut<'a, T: Plain>(at: Address, n: usize) -> &'a mut [T] {
-    debug_assert!(at.0 != 0 && at.0 % align_of::<T>() == 0);
+    debug_assert!(at.0 != 0 && at.0.is_multiple_of(align_of::<T>()));
     // SAFETY: the caller promises alignment, validity and sole access for 'a; every bit pattern is a T.
     unsafe { std::slice::from_raw_parts_mut(at.0 as *mut T, n) }
 }
