@@ -1,0 +1,642 @@
+//! A model of Mamba-2 layers on one slots handle, driven through the C interface, with inputs that are hard to get right by
+//! accident: odd strides, NaN in everything that is not live, poisoned outputs.
+
+#![allow(dead_code, missing_docs, reason = "each test program uses a part of it")]
+
+pub mod oracle;
+
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+use replayssm::ffi::*;
+
+/// SplitMix64: small, and the same everywhere.
+#[derive(Clone)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    /// 0 .. n - 1.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    /// Uniform in (0, 1).
+    pub fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+    /// Standard normal.
+    pub fn normal(&mut self) -> f64 {
+        (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Skip {
+    None,
+    PerHead,
+    PerElement,
+}
+
+/// Everything that can differ between two models.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub heads: usize,
+    pub headdim: usize,
+    pub dstate: usize,
+    pub groups: usize,
+    pub layers: usize,
+    pub io: i32,
+    pub out: i32,
+    pub format: i32,
+    pub readout: i32,
+    pub window: usize,
+    pub t_max: usize,
+    pub keep: usize,
+    pub schedule: i32,
+    pub slots: usize,
+    pub rings: usize,
+    pub softplus: bool,
+    pub bias: bool,
+    pub skip: Skip,
+    pub gate: bool,
+    pub dt_dtype: i32,
+    pub threads: i32,
+    pub parts: i32,
+    pub seed: u64,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Spec {
+            heads: 4,
+            headdim: 20,
+            dstate: 40,
+            groups: 2,
+            layers: 1,
+            io: REPLAYSSM_BF16,
+            out: REPLAYSSM_F32,
+            format: REPLAYSSM_FORMAT_SPLIT32,
+            readout: REPLAYSSM_READOUT_EXACT,
+            window: 16,
+            t_max: 4,
+            keep: 0,
+            schedule: REPLAYSSM_SCHEDULE_STAGGERED,
+            slots: 8,
+            rings: 0,
+            softplus: true,
+            bias: true,
+            skip: Skip::PerHead,
+            gate: true,
+            dt_dtype: REPLAYSSM_F32,
+            threads: 1,
+            parts: 1,
+            seed: 1,
+        }
+    }
+}
+
+pub fn size_of_dtype(dtype: i32) -> usize {
+    if dtype == REPLAYSSM_F32 { 4 } else { 2 }
+}
+
+/// Rounds to a dtype and gives its bits.
+pub fn encode(dtype: i32, value: f64) -> u32 {
+    let value = value as f32;
+    match dtype {
+        REPLAYSSM_F32 => value.to_bits(),
+        REPLAYSSM_BF16 => half::bf16::from_f32(value).to_bits().into(),
+        REPLAYSSM_F16 => half::f16::from_f32(value).to_bits().into(),
+        _ => panic!("dtype {dtype}"),
+    }
+}
+
+pub fn decode(dtype: i32, bits: u32) -> f64 {
+    match dtype {
+        REPLAYSSM_F32 => f32::from_bits(bits).into(),
+        REPLAYSSM_BF16 => half::bf16::from_bits(bits as u16).to_f64(),
+        REPLAYSSM_F16 => half::f16::from_bits(bits as u16).to_f64(),
+        _ => panic!("dtype {dtype}"),
+    }
+}
+
+/// An array of elements of one dtype.
+#[derive(Clone)]
+pub struct Array {
+    pub dtype: i32,
+    pub bytes: Vec<u8>,
+}
+
+impl Array {
+    /// All NaN.
+    pub fn poisoned(dtype: i32, n: usize) -> Self {
+        Array { dtype, bytes: vec![0xFF; n * size_of_dtype(dtype) + 16] }
+    }
+    pub fn set(&mut self, i: usize, bits: u32) {
+        let size = size_of_dtype(self.dtype);
+        self.bytes[i * size..][..size].copy_from_slice(&bits.to_le_bytes()[..size]);
+    }
+    pub fn get(&self, i: usize) -> u32 {
+        let size = size_of_dtype(self.dtype);
+        let mut bits = [0; 4];
+        bits[..size].copy_from_slice(&self.bytes[i * size..][..size]);
+        u32::from_le_bytes(bits)
+    }
+    pub fn at(&self, i: usize) -> *mut c_void {
+        self.bytes[i * size_of_dtype(self.dtype)..].as_ptr() as *mut c_void
+    }
+}
+
+/// The inputs of one token of one layer, as bits of their dtypes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    pub x: Vec<u32>,
+    pub b: Vec<u32>,
+    pub c: Vec<u32>,
+    pub dt: Vec<u32>,
+    pub z: Vec<u32>,
+}
+
+/// The parameters of one layer.
+#[derive(Clone)]
+pub struct Params {
+    pub a: Array,
+    pub bias: Array,
+    pub d: Array,
+}
+
+pub fn ok(status: i32) {
+    assert_eq!(status, REPLAYSSM_OK, "{}", message());
+}
+
+pub fn message() -> String {
+    // SAFETY: the library's text lives until this thread's next failing call.
+    unsafe { CStr::from_ptr(replayssm_last_error_message()) }.to_string_lossy().into_owned()
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// One row of a batch: slot, ring and the tokens, each with an entry per layer.
+#[derive(Clone)]
+pub struct Row {
+    pub slot: i64,
+    pub ring: i64,
+    pub tokens: Vec<Vec<Token>>,
+    pub flush: bool,
+}
+
+impl Row {
+    pub fn new(slot: usize, tokens: &[Vec<Token>]) -> Self {
+        Row { slot: slot as i64, ring: slot as i64, tokens: tokens.to_vec(), flush: false }
+    }
+}
+
+/// Outputs of one call: per row and token, the bits of `[H, D]`.
+pub type Outputs = Vec<Vec<Vec<u32>>>;
+
+pub struct Rig {
+    pub spec: Spec,
+    pub params: Vec<Params>,
+    pub context: *mut replayssm_context,
+    pub slots: *mut replayssm_slots,
+    pub pool: *mut replayssm_layers,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        replayssm_context_destroy(self.context);
+        replayssm_slots_destroy(self.slots);
+        replayssm_layers_destroy(self.pool);
+    }
+}
+
+#[macro_export]
+macro_rules! desc {
+    ($ty:ident { $($field:ident: $value:expr),* $(,)? }) => {{
+        // SAFETY: all zero bytes are a descriptor.
+        let mut d: $ty = unsafe { std::mem::zeroed() };
+        d.struct_size = std::mem::size_of::<$ty>() as u32;
+        $(d.$field = $value;)*
+        d
+    }};
+}
+
+pub fn tensor(array: &Array, first: usize, row: usize, token: usize, head: usize) -> replayssm_tensor {
+    replayssm_tensor {
+        data: array.at(first),
+        stride_row: row as i64,
+        stride_token: token as i64,
+        stride_head: head as i64,
+        dtype: array.dtype,
+        reserved: 0,
+    }
+}
+
+pub const ABSENT: replayssm_tensor =
+    replayssm_tensor { data: null_mut(), stride_row: 0, stride_token: 0, stride_head: 0, dtype: 0, reserved: 0 };
+
+pub fn ids64(ids: &[i64]) -> replayssm_ids {
+    replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 }
+}
+
+pub fn no_ids() -> replayssm_ids {
+    replayssm_ids { data: null(), stride: 0, dtype: 0, reserved: 0 }
+}
+
+impl Rig {
+    pub fn new(spec: Spec) -> Self {
+        let mut rng = Rng(spec.seed ^ 0x5EED);
+        let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
+        let (mut context, mut slots, mut pool) = (null_mut(), null_mut(), null_mut());
+        let c = desc!(replayssm_context_desc { n_threads: spec.threads, backend: REPLAYSSM_BACKEND_CPU });
+        let s = desc!(replayssm_slots_desc {
+            n_slots: spec.slots as i32,
+            n_rings: spec.rings as i32,
+            window: spec.window as i32,
+            max_step_tokens: spec.t_max as i32,
+            min_rewind: spec.keep as i32,
+            schedule: spec.schedule,
+        });
+        let p = desc!(replayssm_pool_desc {
+            family: REPLAYSSM_MAMBA2,
+            n_layers: spec.layers as i32,
+            io: spec.io,
+            out: spec.out,
+            format: spec.format,
+            readout: spec.readout,
+            nheads: spec.heads as i32,
+            headdim: spec.headdim as i32,
+            dstate: spec.dstate as i32,
+            ngroups: spec.groups as i32,
+        });
+        // SAFETY: descriptors and out-parameters are locals.
+        unsafe {
+            ok(replayssm_context_create(&c, &mut context));
+            ok(replayssm_slots_create(context, &s, &mut slots));
+            ok(replayssm_layers_create(slots, &p, null(), 0, &mut pool));
+        }
+        let rig = Rig { spec, params, context, slots, pool };
+        rig.poison_rings();
+        rig
+    }
+
+    /// Fills every ring row with NaN: rows outside the history are never trusted.
+    pub fn poison_rings(&self) {
+        let n = if self.spec.rings == 0 { self.spec.slots } else { self.spec.rings };
+        for c in self.components().iter().filter(|c| c.per_ring == 1) {
+            for layer in 0..self.spec.layers {
+                for ring in 0..n {
+                    let at = c.base as i64 + layer as i64 * c.layer_stride_bytes + ring as i64 * c.slot_stride_bytes;
+                    // SAFETY: the component's memory belongs to this rig, and no call is running.
+                    unsafe { std::ptr::write_bytes(at as *mut u8, 0xFF, c.bytes as usize) };
+                }
+            }
+        }
+    }
+
+    pub fn components(&self) -> Vec<replayssm_component> {
+        components(self.pool)
+    }
+
+    /// Bytes of one component's part.
+    pub fn part(&self, kind: i32, layer: usize, index: usize) -> &[u8] {
+        let c = *self.components().iter().find(|c| c.kind == kind).expect("the component");
+        let at = c.base as i64 + layer as i64 * c.layer_stride_bytes + index as i64 * c.slot_stride_bytes;
+        // SAFETY: the component's memory belongs to this rig, and no call is running.
+        unsafe { std::slice::from_raw_parts(at as *const u8, c.bytes as usize) }
+    }
+
+    /// Tags of a slot's tiles.
+    pub fn tags(&self, layer: usize, slot: usize) -> Vec<i64> {
+        let bytes = self.part(REPLAYSSM_COMPONENT_TAGS, layer, slot);
+        bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()
+    }
+
+    /// A fresh token: an entry per layer.
+    pub fn token(&self, rng: &mut Rng) -> Vec<Token> {
+        (0..self.spec.layers).map(|_| Token::random(&self.spec, rng)).collect()
+    }
+
+    pub fn tokens(&self, rng: &mut Rng, n: usize) -> Vec<Vec<Token>> {
+        (0..n).map(|_| self.token(rng)).collect()
+    }
+
+    pub fn step(&self, rows: &[Row]) -> Outputs {
+        let mut last = Vec::new();
+        for layer in 0..self.spec.layers {
+            last = self.layer(layer, rows, false, 0);
+        }
+        last
+    }
+
+    /// Extends rows in all layers and commits.
+    pub fn extend(&self, rows: &[Row], keep_tail: i32) -> Outputs {
+        let mut last = Vec::new();
+        for layer in 0..self.spec.layers {
+            last = self.layer(layer, rows, true, keep_tail);
+        }
+        self.commit_batch(rows, true, keep_tail, None);
+        last
+    }
+
+    pub fn commit(&self, rows: &[Row], counts: &[i32]) {
+        self.commit_batch(rows, false, 0, Some(counts));
+    }
+
+    fn commit_batch(&self, rows: &[Row], extend: bool, keep_tail: i32, counts: Option<&[i32]>) {
+        let batch = BatchData::new(self, rows, extend, keep_tail);
+        let args = desc!(replayssm_commit_args { counts: counts.map_or(null(), <[i32]>::as_ptr) });
+        self.in_parts(|exec| {
+            // SAFETY: everything lives until the call returns.
+            unsafe { replayssm_commit(self.slots, &batch.desc(), &args, exec) }
+        });
+    }
+
+    fn in_parts(&self, call: impl Fn(&replayssm_exec) -> i32) {
+        for part in 0..self.spec.parts {
+            let exec = desc!(replayssm_exec { part: part, n_parts: self.spec.parts });
+            ok(call(&exec));
+        }
+    }
+
+    /// One layer's step or extend, with all that surrounds the live elements poisoned.
+    pub fn layer(&self, layer: usize, rows: &[Row], extend: bool, keep_tail: i32) -> Outputs {
+        let s = &self.spec;
+        let batch = BatchData::new(self, rows, extend, keep_tail);
+        let io = Inputs::new(s, &self.params[layer], rows, layer);
+        let args = io.args(s);
+        self.in_parts(|exec| {
+            // SAFETY: everything lives until the call returns.
+            unsafe {
+                if extend {
+                    replayssm_mamba2_extend(self.pool, layer as i32, &batch.desc(), &args, exec)
+                } else {
+                    replayssm_mamba2_step(self.pool, layer as i32, &batch.desc(), &args, exec)
+                }
+            }
+        });
+        io.outputs(s, rows)
+    }
+
+    /// Exact state of a slot at a position (or all committed), fp32 bits `[H, D, N]`.
+    pub fn export(&self, layer: usize, slot: usize, ring: usize, at: Option<i64>) -> Vec<u32> {
+        let s = &self.spec;
+        let n = s.heads * s.headdim * s.dstate;
+        let mut data = vec![0x7FC0_1234u32; n];
+        let (slot, ring) = ([slot as i64], [ring as i64]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let dst = desc!(replayssm_state { dtype: REPLAYSSM_F32, layer: layer as i32, data: data.as_mut_ptr().cast() });
+        let at = at.map(|at| [at]);
+        self.in_parts(|exec| {
+            // SAFETY: everything lives until the call returns.
+            unsafe { replayssm_export(self.pool, &list, at.as_ref().map_or(null(), |at| at.as_ptr()), &dst, exec) }
+        });
+        data
+    }
+
+    pub fn reset(&self, slot: usize, ring: usize, position: i64) {
+        let (slot, ring, position) = ([slot as i64], [ring as i64], [position]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let args = desc!(replayssm_reset_args { position: position.as_ptr() });
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_reset(self.slots, &list, &args, null()) });
+    }
+
+    pub fn import(&self, layer: usize, slot: usize, ring: usize, position: Option<i64>, state: &[u32]) {
+        let (slot, ring) = ([slot as i64], [ring as i64]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let src = desc!(replayssm_state {
+            dtype: REPLAYSSM_F32,
+            layer: layer as i32,
+            data: state.as_ptr().cast_mut().cast(),
+        });
+        let at = position.map(|at| [at]);
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_import(self.pool, &list, at.as_ref().map_or(null(), |at| at.as_ptr()), &src, null()) });
+    }
+
+    /// Whether the tokens could be taken back.
+    pub fn rewind(&self, slot: usize, ring: usize, n: i32) -> bool {
+        let (slot, ring) = ([slot as i64], [ring as i64]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let mut done = -1;
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_rewind(self.slots, &list, &n, &mut done, null()) });
+        done == 1
+    }
+
+    pub fn cursor(&self, ring: usize) -> replayssm_cursor {
+        let ids = [ring as i64];
+        // Slots and rings may have different counts: slot 0 always exists.
+        let slot = [0i64];
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ids) });
+        // SAFETY: a cursor is plain data.
+        let mut cursor = unsafe { std::mem::zeroed() };
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_read_cursors(self.slots, &list, &mut cursor, null()) });
+        cursor
+    }
+
+    pub fn faults(&self, clear: bool) -> replayssm_report {
+        let mut report = desc!(replayssm_report {});
+        // SAFETY: the report is a local.
+        ok(unsafe { replayssm_check(self.slots, clear.into(), &mut report) });
+        report
+    }
+
+    pub fn stats(&self) -> replayssm_stats {
+        let mut stats = desc!(replayssm_stats {});
+        // SAFETY: the stats are a local.
+        ok(unsafe { replayssm_stats_read(self.slots, &mut stats) });
+        stats
+    }
+}
+
+pub fn components(pool: *const replayssm_layers) -> Vec<replayssm_component> {
+    let mut list = vec![desc!(replayssm_component {}); 8];
+    let mut n = 0;
+    // SAFETY: the array has as many elements as it says.
+    ok(unsafe { replayssm_layers_components(pool, list.as_mut_ptr(), 8, &mut n) });
+    list.truncate(n as usize);
+    list
+}
+
+/// Ids, lengths and masks of a batch. Dense if all rows have one length, packed otherwise.
+pub struct BatchData {
+    slots: Vec<i64>,
+    rings: Vec<i64>,
+    cu: Vec<i32>,
+    flush: Vec<u8>,
+    dense: Option<i32>,
+    extend: bool,
+    keep_tail: i32,
+}
+
+impl BatchData {
+    pub fn new(_: &Rig, rows: &[Row], extend: bool, keep_tail: i32) -> Self {
+        let mut cu = vec![0];
+        for row in rows {
+            cu.push(cu.last().unwrap() + row.tokens.len() as i32);
+        }
+        BatchData {
+            slots: rows.iter().map(|r| r.slot).collect(),
+            rings: rows.iter().map(|r| r.ring).collect(),
+            flush: rows.iter().map(|r| r.flush.into()).collect(),
+            dense: dense_length(rows).map(|t| t as i32),
+            cu,
+            extend,
+            keep_tail,
+        }
+    }
+
+    pub fn desc(&self) -> replayssm_batch {
+        desc!(replayssm_batch {
+            flags: if self.extend { REPLAYSSM_BATCH_EXTEND } else { 0 },
+            n_rows: self.slots.len() as i32,
+            tokens: self.dense.unwrap_or(0),
+            cu_seqlens: if self.dense.is_some() { null() } else { self.cu.as_ptr() },
+            n_tokens: if self.dense.is_some() { 0 } else { i64::from(*self.cu.last().unwrap()) },
+            slots: ids64(&self.slots),
+            rings: ids64(&self.rings),
+            flush: self.flush.as_ptr(),
+            keep_tail: self.keep_tail,
+        })
+    }
+}
+
+fn dense_length(rows: &[Row]) -> Option<usize> {
+    let first = rows.first()?.tokens.len();
+    (first > 0 && rows.iter().all(|r| r.tokens.len() == first)).then_some(first)
+}
+
+/// A call's tensors: x, B, C and z are slices of one packed row with gaps of NaN, dt has a row stride of its own.
+pub struct Inputs {
+    packed: Array,
+    dt: Array,
+    out: Array,
+    params: Params,
+    /// Elements of a packed row, of a dt row and of an output row.
+    strides: [usize; 3],
+    offsets: [usize; 4],
+    dense: usize,
+}
+
+const GAP: usize = 3;
+
+impl Inputs {
+    pub fn new(s: &Spec, params: &Params, rows: &[Row], layer: usize) -> Self {
+        let (hd, gn) = (s.heads * s.headdim, s.groups * s.dstate);
+        let offsets = [GAP, GAP + hd + 1, GAP + hd + 1 + gn, 2 * GAP + hd + 1 + 2 * gn];
+        let strides = [offsets[3] + hd + GAP, s.heads + 2, hd + 5];
+        let n: usize = rows.iter().map(|r| r.tokens.len()).sum();
+        let mut io = Inputs {
+            packed: Array::poisoned(s.io, n * strides[0]),
+            dt: Array::poisoned(s.dt_dtype, n * strides[1]),
+            out: Array::poisoned(s.out, n * strides[2]),
+            params: params.clone(),
+            strides,
+            offsets,
+            dense: dense_length(rows).unwrap_or(0),
+        };
+        for (t, token) in rows.iter().flat_map(|r| &r.tokens).map(|t| &t[layer]).enumerate() {
+            for (offset, values) in offsets.iter().zip([&token.x, &token.b, &token.c, &token.z]) {
+                for (i, &bits) in values.iter().enumerate() {
+                    io.packed.set(t * strides[0] + offset + i, bits);
+                }
+            }
+            for (h, &bits) in token.dt.iter().enumerate() {
+                io.dt.set(t * strides[1] + h, bits);
+            }
+        }
+        io
+    }
+
+    pub fn args(&self, s: &Spec) -> replayssm_mamba2_args {
+        let [p, d, o] = self.strides;
+        let row = self.dense;
+        let [x, b, c, z] = self.offsets;
+        desc!(replayssm_mamba2_args {
+            dt_softplus: if s.softplus { 0 } else { -1 },
+            x: tensor(&self.packed, x, row * p, p, s.headdim),
+            B: tensor(&self.packed, b, row * p, p, s.dstate),
+            C: tensor(&self.packed, c, row * p, p, s.dstate),
+            dt: tensor(&self.dt, 0, row * d, d, 1),
+            A: tensor(&self.params.a, 0, 0, 0, 2),
+            dt_bias: if s.bias { tensor(&self.params.bias, 0, 0, 0, 1) } else { ABSENT },
+            D: match s.skip {
+                Skip::None => ABSENT,
+                Skip::PerHead => tensor(&self.params.d, 0, 0, 0, s.headdim),
+                Skip::PerElement => tensor(&self.params.d, 0, 0, 0, s.headdim),
+            },
+            D_per_element: i32::from(s.skip == Skip::PerElement),
+            z: if s.gate { tensor(&self.packed, z, row * p, p, s.headdim) } else { ABSENT },
+            out: tensor(&self.out, 1, row * o, o, s.headdim),
+        })
+    }
+
+    /// Outputs, after a check that nothing around them was written.
+    pub fn outputs(&self, s: &Spec, rows: &[Row]) -> Outputs {
+        let (hd, stride) = (s.heads * s.headdim, self.strides[2]);
+        let poison = Array::poisoned(s.out, 1).get(0);
+        let mut t = 0;
+        let mut all = Vec::new();
+        for row in rows {
+            let mut tokens = Vec::new();
+            for _ in &row.tokens {
+                assert_eq!(self.out.get(t * stride), poison, "written in front of an output row");
+                for i in hd + 1..stride {
+                    assert_eq!(self.out.get(t * stride + i), poison, "written behind an output row");
+                }
+                tokens.push((0..hd).map(|i| self.out.get(t * stride + 1 + i)).collect());
+                t += 1;
+            }
+            all.push(tokens);
+        }
+        all
+    }
+}
+
+impl Params {
+    pub fn random(s: &Spec, rng: &mut Rng) -> Self {
+        let mut a = Array::poisoned(REPLAYSSM_F32, 2 * s.heads);
+        let mut bias = Array::poisoned(REPLAYSSM_BF16, s.heads);
+        let mut d = Array::poisoned(REPLAYSSM_F32, s.heads * s.headdim);
+        for h in 0..s.heads {
+            a.set(2 * h, encode(REPLAYSSM_F32, -(1.0 + 15.0 * rng.unit())));
+            bias.set(h, encode(REPLAYSSM_BF16, 0.3 * rng.normal()));
+            for i in 0..s.headdim {
+                d.set(h * s.headdim + i, encode(REPLAYSSM_F32, rng.normal()));
+            }
+        }
+        Params { a, bias, d }
+    }
+}
+
+impl Token {
+    /// The named generator: dt log-normal around 0.05 (in front of the softplus if there is one), x, B, C SiLU of normal draws.
+    pub fn random(s: &Spec, rng: &mut Rng) -> Self {
+        let mut draw = |n: usize| (0..n).map(|_| encode(s.io, silu(rng.normal()))).collect::<Vec<_>>();
+        let (hd, gn) = (s.heads * s.headdim, s.groups * s.dstate);
+        let (x, b, c) = (draw(hd), draw(gn), draw(gn));
+        let z = (0..hd).map(|_| encode(s.io, rng.normal())).collect();
+        let dt = (0..s.heads)
+            .map(|_| {
+                let dt = (0.05f64.ln() + 0.5 * rng.normal()).exp();
+                encode(s.dt_dtype, if s.softplus { dt.exp_m1().ln() } else { dt })
+            })
+            .collect();
+        Token { x, b, c, dt, z }
+    }
+}
+
+/// A hash of bits, for equality over many values.
+pub fn hash(bits: impl IntoIterator<Item = u32>) -> u64 {
+    bits.into_iter().fold(0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3))
+}
