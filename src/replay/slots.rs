@@ -4,11 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, Exec, List, MAX_HOST_LIST, Mamba2Args,
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, Exec, Ids, List, MAX_HOST_LIST, Mamba2Args,
     Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
 use super::position::Rule;
+use crate::dtype::IndexType;
 use crate::error::{Error, Result};
 
 /// One backend on one device.
@@ -49,6 +50,9 @@ pub struct Lent {
     /// Bytes from slot to slot; 0 = dense.
     pub slot_stride: i64,
 }
+
+/// A slot id that every handle has.
+static ZERO: i64 = 0;
 
 /// Ids that no one has acquired, and the generation of each.
 struct FreeList {
@@ -92,33 +96,25 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Gives every ring its first fold point, as a reset at position 0 would.
+    /// Gives every ring its first fold point, as a reset at position 0 would, in generation 0.
     fn start_schedule(&self) -> Result<()> {
-        let mut ids = [0i64; MAX_HOST_LIST as usize];
         let exec = Exec { stream: 0, part: 0, n_parts: 1 };
+        let n_rings = i64::from(self.view.config.n_rings);
+        let generations = [0u32; MAX_HOST_LIST as usize];
         let args = ResetArgs {
             keep_checkpoint: true,
             convert: false,
             position: None,
-            generation: Some(Address(0)),
+            generation: Some(Address(generations.as_ptr() as usize)),
             seed: None,
         };
-        let zero = [0u32; MAX_HOST_LIST as usize];
-        let mut first = 0i64;
-        while first < i64::from(self.view.config.n_rings) {
-            let n = (i64::from(self.view.config.n_rings) - first).min(MAX_HOST_LIST);
-            for (i, id) in ids.iter_mut().enumerate() {
-                *id = first + i as i64;
-            }
-            let list_ids = super::launch::Ids {
-                data: Address(ids.as_ptr() as usize),
-                stride: 1,
-                index: crate::dtype::IndexType::I64,
-            };
-            let list = List { n, place: Where::Host, slots: list_ids, rings: list_ids };
-            let args = ResetArgs { generation: Some(Address(zero.as_ptr() as usize)), ..args };
+        for first in (0..n_rings).step_by(MAX_HOST_LIST as usize) {
+            let ids: Vec<i64> = (first..n_rings).take(MAX_HOST_LIST as usize).collect();
+            let rings = Ids { data: Address(ids.as_ptr() as usize), stride: 1, index: IndexType::I64 };
+            // Without pools the slots do not matter: slot 0 for all.
+            let slots = Ids { data: Address(&raw const ZERO as usize), stride: 0, index: IndexType::I64 };
+            let list = List { n: ids.len() as i64, place: Where::Host, slots, rings };
             self.context.backend.reset(&self.view, &[], &list, &args, &exec)?;
-            first += n;
         }
         Ok(())
     }

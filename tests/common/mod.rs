@@ -535,7 +535,7 @@ impl Inputs {
         let (hd, gn) = (s.heads * s.headdim, s.groups * s.dstate);
         let offsets = [GAP, GAP + hd + 1, GAP + hd + 1 + gn, 2 * GAP + hd + 1 + 2 * gn];
         let strides = [offsets[3] + hd + GAP, s.heads + 2, hd + 5];
-        let n: usize = rows.iter().map(|r| r.tokens.len()).sum();
+        let n = rows.iter().map(|r| r.tokens.len()).sum::<usize>().max(1);
         let mut io = Inputs {
             packed: Array::poisoned(s.io, n * strides[0]),
             dt: Array::poisoned(s.dt_dtype, n * strides[1]),
