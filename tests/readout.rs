@@ -115,7 +115,8 @@ fn bound(spec: &Spec, params: &common::Params, s0: &[f64], tokens: &[Token]) -> 
         let group = h / (spec.heads / spec.groups);
         let vector = |v: &[u32], i: usize| decode(spec.io, v[group * spec.dstate + i]).abs();
         let dt = |t: &Token| {
-            let dt = decode(spec.dt_dtype, t.dt[h]) + if spec.bias { decode(REPLAYSSM_BF16, params.bias.get(h)) } else { 0.0 };
+            let dt = decode(spec.dt_dtype, t.dt[h])
+                + if spec.bias { decode(REPLAYSSM_BF16, params.bias.get(h)) } else { 0.0 };
             if spec.softplus && dt <= 20.0 { dt.exp().ln_1p() } else { dt }
         };
         let a = decode(REPLAYSSM_F32, params.a.get(2 * h));
@@ -143,7 +144,18 @@ fn bound(spec: &Spec, params: &common::Params, s0: &[f64], tokens: &[Token]) -> 
 }
 
 fn real(readout: i32, format: i32, t_max: usize) -> Spec {
-    Spec { heads: 4, groups: 2, headdim: 64, dstate: 128, readout, format, t_max, window: 16, slots: 2, ..Spec::default() }
+    Spec {
+        heads: 4,
+        groups: 2,
+        headdim: 64,
+        dstate: 128,
+        readout,
+        format,
+        t_max,
+        window: 16,
+        slots: 2,
+        ..Spec::default()
+    }
 }
 
 /// 2e-3 is the promise for HIGH on the named generator; it hides under the 1.7e-3 of a bf16 output. 2 plain + 1e-6 is the
@@ -165,7 +177,9 @@ fn figures_on_the_named_generator() {
 #[test]
 fn high_keeps_its_bound_on_adversarial_inputs() {
     for kind in [Kind::Named, Kind::Orthogonal, Kind::LoudChannel, Kind::JumpingDt] {
-        for (io, t_max, keep) in [(REPLAYSSM_BF16, 1, 0), (REPLAYSSM_BF16, 5, 3), (REPLAYSSM_F32, 3, 0), (REPLAYSSM_F16, 8, 0)] {
+        for (io, t_max, keep) in
+            [(REPLAYSSM_BF16, 1, 0), (REPLAYSSM_BF16, 5, 3), (REPLAYSSM_F32, 3, 0), (REPLAYSSM_F16, 8, 0)]
+        {
             let spec = Spec { io, keep, gate: false, ..real(REPLAYSSM_READOUT_HIGH, REPLAYSSM_FORMAT_SPLIT32, t_max) };
             let spec = Spec { heads: 2, groups: 1, headdim: 20, dstate: 48, ..spec };
             let e = measure(spec, kind, 400);

@@ -545,17 +545,23 @@ impl Inputs {
             offsets,
             dense: dense_length(rows).unwrap_or(0),
         };
+        io.fill(s, rows, layer);
+        io
+    }
+
+    /// Writes the rows' tokens, one behind the other.
+    pub fn fill(&mut self, _: &Spec, rows: &[Row], layer: usize) {
+        let (strides, offsets) = (self.strides, self.offsets);
         for (t, token) in rows.iter().flat_map(|r| &r.tokens).map(|t| &t[layer]).enumerate() {
             for (offset, values) in offsets.iter().zip([&token.x, &token.b, &token.c, &token.z]) {
                 for (i, &bits) in values.iter().enumerate() {
-                    io.packed.set(t * strides[0] + offset + i, bits);
+                    self.packed.set(t * strides[0] + offset + i, bits);
                 }
             }
             for (h, &bits) in token.dt.iter().enumerate() {
-                io.dt.set(t * strides[1] + h, bits);
+                self.dt.set(t * strides[1] + h, bits);
             }
         }
-        io
     }
 
     pub fn args(&self, s: &Spec) -> replayssm_mamba2_args {
@@ -579,6 +585,11 @@ impl Inputs {
             z: if s.gate { tensor(&self.packed, z, row * p, p, s.headdim) } else { ABSENT },
             out: tensor(&self.out, 1, row * o, o, s.headdim),
         })
+    }
+
+    /// Output of a token, counted over all rows.
+    pub fn output(&self, s: &Spec, t: usize) -> Vec<u32> {
+        (0..s.heads * s.headdim).map(|i| self.out.get(t * self.strides[2] + 1 + i)).collect()
     }
 
     /// Outputs, after a check that nothing around them was written.
