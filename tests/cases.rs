@@ -966,3 +966,49 @@ fn ids_of_both_widths_and_strides() {
     assert!(rig.export(0, 5, 1, None) == rig.export(0, 2, 0, None));
     no_faults(&rig);
 }
+
+/// Statistics count what is loaded and stored, where it is.
+#[test]
+fn statistics_are_the_bytes_that_moved() {
+    for (format, readout, read) in [
+        (REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH, 2u64),
+        (REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_FULL, 4),
+        (REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT, 4),
+    ] {
+        let spec = Spec { format, readout, window: 4, t_max: 2, schedule: REPLAYSSM_SCHEDULE_NONE, ..Spec::default() };
+        let rig = Rig::new(spec);
+        let (elements, record) = (4 * 20 * 40u64, 4 * (20 * 2 + 8) + 2 * 40 * 2);
+        let mut rng = Rng(33);
+        let rows = |rng: &mut Rng, n| [Row::new(0, &rig.tokens(rng, n))];
+        let mut before = rig.stats();
+        let mut delta = || {
+            let now = rig.stats();
+            let d = [
+                now.checkpoint_bytes_read - before.checkpoint_bytes_read,
+                now.checkpoint_bytes_written - before.checkpoint_bytes_written,
+                now.ring_bytes_written - before.ring_bytes_written,
+                now.flushes - before.flushes,
+            ];
+            before = now;
+            d
+        };
+        let first = rows(&mut rng, 2);
+        rig.step(&first);
+        assert_eq!(delta(), [elements * read, 0, 2 * record, 0], "two tokens, no history");
+        rig.commit(&first, &[2]);
+        let second = rows(&mut rng, 2);
+        rig.step(&second);
+        rig.commit(&second, &[1]);
+        assert_eq!(delta(), [elements * read, 0, 2 * record, 0], "2 + 2 fit the window");
+        let third = rows(&mut rng, 2);
+        rig.step(&third);
+        // 3 + 2 do not: a fold reads and writes everything once; EXACT goes on in registers.
+        let fold = if readout == REPLAYSSM_READOUT_EXACT { 0 } else { elements * 4 };
+        assert_eq!(delta(), [elements * read + fold, elements * 4, 2 * record, 4 * 2], "a fold");
+        rig.commit(&third, &[0]);
+        let stats = rig.stats();
+        assert_eq!((stats.steps, stats.rows, stats.tokens, stats.accepted), (3, 3, 6, 3));
+        rig.extend(&[Row::new(1, &rig.tokens(&mut rng, 3))], 0);
+        assert_eq!(delta(), [elements * 4, elements * 4, 0, 0], "extend: one read and one write");
+    }
+}
