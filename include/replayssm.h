@@ -133,9 +133,9 @@ typedef int32_t replayssm_backend;
 typedef int32_t replayssm_family;
 /* Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, dt_softplus off). */
 #define REPLAYSSM_MAMBA2 1
-/* Gated DeltaNet. Not in this version: REPLAYSSM_UNSUPPORTED. */
+/* Gated DeltaNet: one log decay per token and head. */
 #define REPLAYSSM_GDN 2
-/* Kimi Delta Attention. Not in this version: REPLAYSSM_UNSUPPORTED. */
+/* Kimi Delta Attention: one log decay per token, head and key channel. */
 #define REPLAYSSM_KDA 3
 /* The depthwise causal convolution in front of such layers. */
 #define REPLAYSSM_CONV1D 4
@@ -148,17 +148,38 @@ typedef int32_t replayssm_format;
 #define REPLAYSSM_FORMAT_SPLIT32 1
 /* A fp32 state. */
 #define REPLAYSSM_FORMAT_F32 2
+/* A bfloat16 state, rounded whenever it is stored: to nearest even, or stochastically. */
+#define REPLAYSSM_FORMAT_BF16 3
+/* A binary16 state, rounded whenever it is stored: to nearest even, or stochastically. Overflow is infinite. */
+#define REPLAYSSM_FORMAT_F16 4
 
-/* How a step computes its outputs. The state is exact under every readout. */
+/* How a step computes its outputs. A fp32 state is exact under every readout; a 16-bit state is that of the fp32
+ * recurrence from the checkpoint as stored, rounded at every fold. */
 typedef int32_t replayssm_readout;
-/* HIGH for SPLIT32 with bfloat16 activations, else FULL. */
+/* HIGH for BF16, and for SPLIT32 with bfloat16 activations; else FULL. */
 #define REPLAYSSM_READOUT_DEFAULT 0
-/* From a bfloat16 view of the checkpoint: half the bytes. SPLIT32 only. */
+/* From a bfloat16 view of the checkpoint: half the bytes of SPLIT32, all of BF16. Not for F32 and F16. */
 #define REPLAYSSM_READOUT_HIGH 1
 /* From the whole checkpoint, fp32 grade. */
 #define REPLAYSSM_READOUT_FULL 2
 /* By the plain update's own arithmetic: equal to `replayssm_*_extend`'s outputs by bytes, at any T. */
 #define REPLAYSSM_READOUT_EXACT 3
+
+/* Which query and key head a value head hv of a delta rule uses. */
+typedef int32_t replayssm_head_map;
+/* hv / (HV / H): neighbours share (vLLM, SGLang). */
+#define REPLAYSSM_HEAD_MAP_GROUPED 0
+/* hv % H (ggml). */
+#define REPLAYSSM_HEAD_MAP_TILED 1
+
+/* How a delta rule's log decay g comes. */
+typedef int32_t replayssm_gate;
+/* g = -exp(A_log) softplus(a + dt_bias), a being args.g. */
+#define REPLAYSSM_GATE_SOFTPLUS 0
+/* KDA: g = lower_bound sigmoid(exp(A_log) (a + dt_bias)). */
+#define REPLAYSSM_GATE_LOWER_BOUND 1
+/* args.g is the log decay itself, at most 0. */
+#define REPLAYSSM_GATE_LOG_DECAY 2
 
 /* When checkpoints are folded before the window forces it. */
 typedef int32_t replayssm_schedule;
@@ -180,9 +201,9 @@ typedef int32_t replayssm_counts;
 
 /* Axis order of a dense state. */
 typedef int32_t replayssm_orientation;
-/* [headdim, dstate]; a convolution: [channels, width - 1], oldest first. */
+/* [headdim, dstate], delta rules [V, K]; a convolution: [channels, width - 1], oldest first. */
 #define REPLAYSSM_STATE_ROW_MAJOR 0
-/* [dstate, headdim]; a convolution: [width - 1, channels]. */
+/* [dstate, headdim], delta rules [K, V]; a convolution: [width - 1, channels]. */
 #define REPLAYSSM_STATE_COL_MAJOR 1
 
 /* Where arrays lie. */
@@ -291,11 +312,11 @@ typedef struct replayssm_slots_desc {
 typedef struct replayssm_pool_desc {
   /* sizeof(replayssm_pool_desc). */
   uint32_t struct_size;
-  /* REPLAYSSM_MAMBA2 or REPLAYSSM_CONV1D. */
+  /* REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA or REPLAYSSM_CONV1D. */
   replayssm_family family;
   /* Layers, at least 1. */
   int32_t n_layers;
-  /* Activation dtype of x, B, C, z. Gates and parameters carry their own. */
+  /* Activation dtype of x, B, C, z or q, k, v. Gates and parameters carry their own. */
   replayssm_dtype io;
   /* Output dtype; 0 = io. */
   replayssm_dtype out;
@@ -303,7 +324,7 @@ typedef struct replayssm_pool_desc {
   replayssm_format format;
   /* REPLAYSSM_READOUT_*; 0 for a convolution. */
   replayssm_readout readout;
-  /* Zero: the formats of this version round nothing. */
+  /* BF16 and F16: 1 rounds stochastically (Philox4x32-10; key: the ring's seed; counter: position, layer, element / 4). */
   int32_t stochastic_rounding;
   /* Mamba-2: heads. */
   int32_t nheads;
@@ -313,17 +334,17 @@ typedef struct replayssm_pool_desc {
   int32_t dstate;
   /* Mamba-2: groups of heads that share B and C; divides nheads. */
   int32_t ngroups;
-  /* Gated DeltaNet, Kimi Delta Attention: query and key heads. */
+  /* GDN, KDA: query and key heads; divides HV. */
   int32_t H;
-  /* Value heads. */
+  /* GDN, KDA: value heads, those of the state. */
   int32_t HV;
-  /* Key dimension. */
+  /* GDN, KDA: columns of a head's state, 1 to 256. */
   int32_t K;
-  /* Value dimension. */
+  /* GDN, KDA: rows of a head's state, 1 to 256. */
   int32_t V;
-  /* Head map. */
-  int32_t head_map;
-  /* Dtype of readout records. */
+  /* GDN, KDA: REPLAYSSM_HEAD_MAP_*. */
+  replayssm_head_map head_map;
+  /* GDN, KDA: dtype of the u records, which readouts alone use. 0 = bfloat16 for HIGH with bfloat16 activations, else fp32. */
   replayssm_dtype u_dtype;
   /* Convolution: channels of all sections. */
   int32_t channels;
@@ -339,7 +360,7 @@ typedef struct replayssm_pool_desc {
 
 /* A component of a pool's memory. */
 typedef int32_t replayssm_component_kind;
-/* States, per slot. F32: fp32 [nheads, headdim, dstate]. SPLIT32: per head a bfloat16 plane [headdim, dstate], then an
+/* States, per slot. F32, BF16, F16: [nheads, headdim, dstate] (delta rules [HV, V, K]). SPLIT32: per head a bfloat16 plane [headdim, dstate], then an
  * int16 plane of the same shape: value bits = (high << 16) + low. */
 #define REPLAYSSM_COMPONENT_CHECKPOINT 1
 /* Positions of 16-row checkpoint tiles, int64, per slot; for a convolution per ring. */
@@ -350,6 +371,18 @@ typedef int32_t replayssm_component_kind;
 #define REPLAYSSM_COMPONENT_B 4
 /* Mamba-2 records of dt and A dt, per ring: fp32 [nheads, rows, 2]. */
 #define REPLAYSSM_COMPONENT_DT 5
+/* Delta-rule records of k as it came, per ring: io [H, rows, K]. */
+#define REPLAYSSM_COMPONENT_K 6
+/* Delta-rule records of k's reciprocal norm, per ring: fp32 [H, rows]. */
+#define REPLAYSSM_COMPONENT_KNORM 7
+/* Delta-rule records of v, per ring: io [HV, rows, V]. */
+#define REPLAYSSM_COMPONENT_V 8
+/* Delta-rule records of the log decay, per ring: fp32 [HV, rows], KDA [HV, rows, K]. */
+#define REPLAYSSM_COMPONENT_G 9
+/* Delta-rule records of beta, per ring: fp32 [HV, rows]. */
+#define REPLAYSSM_COMPONENT_BETA 10
+/* Delta-rule readout records of u, per ring: u_dtype [HV, rows, V]; not with EXACT. */
+#define REPLAYSSM_COMPONENT_U 11
 /* Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels]. */
 #define REPLAYSSM_COMPONENT_CONV 12
 
@@ -481,6 +514,46 @@ typedef struct replayssm_mamba2_args {
   struct replayssm_tensor out;
 } replayssm_mamba2_args;
 
+/* Inputs, parameters and output of a Gated DeltaNet or Kimi Delta Attention call.
+ *
+ * Per value head, with its query and key head: q and k are L2-normalised, beta = sigmoid(b), S = S e^g (KDA: per key channel),
+ * S = S + beta (v - S k) k^T, out = scale S q (Yang et al., "Gated Delta Networks", 2024; Kimi Team, "Kimi Linear", 2025; the state
+ * is [V, K], K contiguous). */
+typedef struct replayssm_delta_args {
+  /* sizeof(replayssm_delta_args). */
+  uint32_t struct_size;
+  /* REPLAYSSM_GATE_*. */
+  replayssm_gate gate;
+  /* io [.., H, K]. */
+  struct replayssm_tensor q;
+  /* io [.., H, K]. */
+  struct replayssm_tensor k;
+  /* io [.., HV, V]. */
+  struct replayssm_tensor v;
+  /* Any dtype, raw a or log decay: GDN [.., HV], KDA [.., HV, K]. */
+  struct replayssm_tensor g;
+  /* Any dtype, [.., HV]: raw b, or beta itself with beta_processed. */
+  struct replayssm_tensor beta;
+  /* Any dtype, [HV]; absent with REPLAYSSM_GATE_LOG_DECAY. */
+  struct replayssm_tensor A_log;
+  /* Any dtype, GDN [HV], KDA [HV, K]; absent = 0, and with REPLAYSSM_GATE_LOG_DECAY. */
+  struct replayssm_tensor dt_bias;
+  /* With REPLAYSSM_GATE_LOWER_BOUND: below 0. */
+  float lower_bound;
+  /* Factor of the output; 0 = 1 / sqrt(K). */
+  float scale;
+  /* Inside the root of the norms of q and k; 0 = 1e-6. */
+  float l2norm_eps;
+  /* 1: q and k are used as they come. */
+  int32_t no_l2norm;
+  /* 1: beta does not go through the sigmoid. */
+  int32_t beta_processed;
+  /* Zero. */
+  uint32_t reserved;
+  /* Output dtype, [.., HV, V]. Overlaps no input. */
+  struct replayssm_tensor out;
+} replayssm_delta_args;
+
 /* Inputs, parameters and output of a convolution call: out_t = silu(bias + sum_i weight_i x_{t - width + 1 + i}). */
 typedef struct replayssm_conv1d_args {
   /* sizeof(replayssm_conv1d_args). */
@@ -532,7 +605,8 @@ typedef struct replayssm_reset_args {
   /* 0: the state becomes zero. 1: it stays as it is (the caller has just written it in place; convolution windows
    * are to be imported). */
   int32_t keep_checkpoint;
-  /* With keep_checkpoint: what stands there is fp32 [nheads, headdim, dstate]; turn it into the pool's format. */
+  /* With keep_checkpoint: what stands there is fp32 [nheads, headdim, dstate] (delta rules [HV, V, K]); turn it into the pool's
+   * format. Not with 16-bit formats, whose slots are too small for it. */
   int32_t convert;
   /* Zero. */
   uint32_t reserved;
@@ -730,6 +804,22 @@ replayssm_status replayssm_mamba2_extend(const struct replayssm_layers *layers,
                                          const struct replayssm_batch *batch,
                                          const struct replayssm_mamba2_args *args,
                                          const struct replayssm_exec *exec);
+
+/* One Gated DeltaNet or Kimi Delta Attention layer of a model step. As replayssm_mamba2_step. */
+REPLAYSSM_CALL
+replayssm_status replayssm_delta_step(const struct replayssm_layers *layers,
+                                      int32_t layer,
+                                      const struct replayssm_batch *batch,
+                                      const struct replayssm_delta_args *args,
+                                      const struct replayssm_exec *exec);
+
+/* Gated DeltaNet or Kimi Delta Attention over rows of any length without rollback. As replayssm_mamba2_extend. */
+REPLAYSSM_CALL
+replayssm_status replayssm_delta_extend(const struct replayssm_layers *layers,
+                                        int32_t layer,
+                                        const struct replayssm_batch *batch,
+                                        const struct replayssm_delta_args *args,
+                                        const struct replayssm_exec *exec);
 
 /* One convolution of a model step. As replayssm_mamba2_step; the window needs no fold. */
 REPLAYSSM_CALL

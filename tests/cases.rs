@@ -790,7 +790,7 @@ fn case_34_what_cannot_be_is_refused_with_a_sentence() {
         (replayssm_pool_desc { K: 128, ..good }, "pool_desc.K"),
         (replayssm_pool_desc { width: 4, ..good }, "pool_desc.width"),
         (replayssm_pool_desc { family: 77, ..good }, "pool_desc.family"),
-        (replayssm_pool_desc { family: REPLAYSSM_GDN, ..good }, "pool_desc.family"),
+        (replayssm_pool_desc { family: REPLAYSSM_GDN, ..good }, "pool_desc.nheads"),
         (replayssm_pool_desc { family: 0, ..good }, "pool_desc.family"),
         (replayssm_pool_desc { io: 0, ..good }, "pool_desc.io"),
         (replayssm_pool_desc { format: 9, ..good }, "pool_desc.format"),

@@ -403,6 +403,48 @@ pub unsafe extern "C" fn replayssm_mamba2_extend(
     ))
 }
 
+/// One Gated DeltaNet or Kimi Delta Attention layer of a model step. As replayssm_mamba2_step.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_delta_step(
+    layers: *const replayssm_layers,
+    layer: i32,
+    batch: *const replayssm_batch,
+    args: *const replayssm_delta_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    layer_call!(layers, batch, args, exec, convert::delta, |pool, b, a, e| pool.delta(
+        layer.into(),
+        Mode::Step,
+        b,
+        &a,
+        &e
+    ))
+}
+
+/// Gated DeltaNet or Kimi Delta Attention over rows of any length without rollback. As replayssm_mamba2_extend.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_delta_extend(
+    layers: *const replayssm_layers,
+    layer: i32,
+    batch: *const replayssm_batch,
+    args: *const replayssm_delta_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    layer_call!(layers, batch, args, exec, convert::delta, |pool, b, a, e| pool.delta(
+        layer.into(),
+        Mode::Extend,
+        b,
+        &a,
+        &e
+    ))
+}
+
 /// One convolution of a model step. As replayssm_mamba2_step; the window needs no fold.
 ///
 /// # Safety

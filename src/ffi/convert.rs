@@ -3,16 +3,16 @@
 use super::read::{optional_pointer, required};
 use super::types::{
     REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_DTYPE_NONE,
-    replayssm_batch, replayssm_commit_args, replayssm_conv1d_args, replayssm_exec, replayssm_ids, replayssm_lent,
-    replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args,
+    replayssm_batch, replayssm_commit_args, replayssm_conv1d_args, replayssm_delta_args, replayssm_exec, replayssm_ids,
+    replayssm_lent, replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args,
     replayssm_state, replayssm_stats, replayssm_tensor,
 };
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
 use crate::replay::config::PoolFields;
 use crate::replay::launch::{
-    Address, Batch, CommitArgs, ConvArgs, Exec, Ids, List, Mamba2Args, Report, ResetArgs, StateTensor, Stats, Tensor,
-    Tokens, Where,
+    Address, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Gate, Ids, List, Mamba2Args, Report, ResetArgs, StateTensor,
+    Stats, Tensor, Tokens, Where,
 };
 use crate::replay::layout::Component;
 use crate::replay::position::Convention;
@@ -166,6 +166,41 @@ pub(super) fn mamba2(from: &replayssm_mamba2_args, batch: &Batch) -> Result<Mamb
     })
 }
 
+pub(super) fn delta(from: &replayssm_delta_args, batch: &Batch) -> Result<DeltaArgs> {
+    zero("args.reserved", from.reserved)?;
+    let idle = idle(batch);
+    let gate = match from.gate {
+        0 => Gate::Softplus,
+        1 => Gate::LowerBound(from.lower_bound),
+        2 => Gate::LogDecay,
+        other => return Err(Error::unsupported("args.gate", other, "REPLAYSSM_GATE_*")),
+    };
+    if gate != Gate::LowerBound(from.lower_bound) && from.lower_bound != 0.0 {
+        return Err(Error::invalid("args.lower_bound", from.lower_bound, "0 without REPLAYSSM_GATE_LOWER_BOUND"));
+    }
+    if from.scale.is_nan() {
+        return Err(Error::invalid("args.scale", from.scale, "a number"));
+    }
+    if from.l2norm_eps.is_nan() || from.l2norm_eps < 0.0 {
+        return Err(Error::invalid("args.l2norm_eps", from.l2norm_eps, "0 or more"));
+    }
+    let eps = if from.l2norm_eps == 0.0 { 1e-6 } else { from.l2norm_eps };
+    Ok(DeltaArgs {
+        gate,
+        q: tensor(&from.q, "args.q", idle)?,
+        k: tensor(&from.k, "args.k", idle)?,
+        v: tensor(&from.v, "args.v", idle)?,
+        g: tensor(&from.g, "args.g", idle)?,
+        beta: tensor(&from.beta, "args.beta", idle)?,
+        a_log: optional_tensor(&from.A_log, "args.A_log")?,
+        dt_bias: optional_tensor(&from.dt_bias, "args.dt_bias")?,
+        scale: from.scale,
+        l2norm: (!switch("args.no_l2norm", from.no_l2norm)?).then_some(eps),
+        beta_sigmoid: !switch("args.beta_processed", from.beta_processed)?,
+        out: tensor(&from.out, "args.out", idle)?,
+    })
+}
+
 pub(super) fn conv1d(from: &replayssm_conv1d_args, batch: &Batch) -> Result<ConvArgs> {
     let idle = idle(batch);
     Ok(ConvArgs {
@@ -272,6 +307,12 @@ pub(super) fn lent(from: &replayssm_lent) -> Result<Lent> {
         3 => Component::X,
         4 => Component::B,
         5 => Component::Dt,
+        6 => Component::K,
+        7 => Component::KNorm,
+        8 => Component::V,
+        9 => Component::G,
+        10 => Component::Beta,
+        11 => Component::U,
         12 => Component::Conv,
         other => return Err(Error::unsupported("lent.kind", other, "REPLAYSSM_COMPONENT_*")),
     };

@@ -57,9 +57,9 @@ pub const REPLAYSSM_BACKEND_CUDA: replayssm_backend = 2;
 pub type replayssm_family = i32;
 /// Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, dt_softplus off).
 pub const REPLAYSSM_MAMBA2: replayssm_family = 1;
-/// Gated DeltaNet. Not in this version: REPLAYSSM_UNSUPPORTED.
+/// Gated DeltaNet: one log decay per token and head.
 pub const REPLAYSSM_GDN: replayssm_family = 2;
-/// Kimi Delta Attention. Not in this version: REPLAYSSM_UNSUPPORTED.
+/// Kimi Delta Attention: one log decay per token, head and key channel.
 pub const REPLAYSSM_KDA: replayssm_family = 3;
 /// The depthwise causal convolution in front of such layers.
 pub const REPLAYSSM_CONV1D: replayssm_family = 4;
@@ -72,17 +72,38 @@ pub const REPLAYSSM_FORMAT_DEFAULT: replayssm_format = 0;
 pub const REPLAYSSM_FORMAT_SPLIT32: replayssm_format = 1;
 /// A fp32 state.
 pub const REPLAYSSM_FORMAT_F32: replayssm_format = 2;
+/// A bfloat16 state, rounded whenever it is stored: to nearest even, or stochastically.
+pub const REPLAYSSM_FORMAT_BF16: replayssm_format = 3;
+/// A binary16 state, rounded whenever it is stored: to nearest even, or stochastically. Overflow is infinite.
+pub const REPLAYSSM_FORMAT_F16: replayssm_format = 4;
 
-/// How a step computes its outputs. The state is exact under every readout.
+/// How a step computes its outputs. A fp32 state is exact under every readout; a 16-bit state is that of the fp32
+/// recurrence from the checkpoint as stored, rounded at every fold.
 pub type replayssm_readout = i32;
-/// HIGH for SPLIT32 with bfloat16 activations, else FULL.
+/// HIGH for BF16, and for SPLIT32 with bfloat16 activations; else FULL.
 pub const REPLAYSSM_READOUT_DEFAULT: replayssm_readout = 0;
-/// From a bfloat16 view of the checkpoint: half the bytes. SPLIT32 only.
+/// From a bfloat16 view of the checkpoint: half the bytes of SPLIT32, all of BF16. Not for F32 and F16.
 pub const REPLAYSSM_READOUT_HIGH: replayssm_readout = 1;
 /// From the whole checkpoint, fp32 grade.
 pub const REPLAYSSM_READOUT_FULL: replayssm_readout = 2;
 /// By the plain update's own arithmetic: equal to `replayssm_*_extend`'s outputs by bytes, at any T.
 pub const REPLAYSSM_READOUT_EXACT: replayssm_readout = 3;
+
+/// Which query and key head a value head hv of a delta rule uses.
+pub type replayssm_head_map = i32;
+/// hv / (HV / H): neighbours share (vLLM, SGLang).
+pub const REPLAYSSM_HEAD_MAP_GROUPED: replayssm_head_map = 0;
+/// hv % H (ggml).
+pub const REPLAYSSM_HEAD_MAP_TILED: replayssm_head_map = 1;
+
+/// How a delta rule's log decay g comes.
+pub type replayssm_gate = i32;
+/// g = -exp(A_log) softplus(a + dt_bias), a being args.g.
+pub const REPLAYSSM_GATE_SOFTPLUS: replayssm_gate = 0;
+/// KDA: g = lower_bound sigmoid(exp(A_log) (a + dt_bias)).
+pub const REPLAYSSM_GATE_LOWER_BOUND: replayssm_gate = 1;
+/// args.g is the log decay itself, at most 0.
+pub const REPLAYSSM_GATE_LOG_DECAY: replayssm_gate = 2;
 
 /// When checkpoints are folded before the window forces it.
 pub type replayssm_schedule = i32;
@@ -104,9 +125,9 @@ pub const REPLAYSSM_REJECTED: replayssm_counts = 2;
 
 /// Axis order of a dense state.
 pub type replayssm_orientation = i32;
-/// [headdim, dstate]; a convolution: [channels, width - 1], oldest first.
+/// [headdim, dstate], delta rules [V, K]; a convolution: [channels, width - 1], oldest first.
 pub const REPLAYSSM_STATE_ROW_MAJOR: replayssm_orientation = 0;
-/// [dstate, headdim]; a convolution: [width - 1, channels].
+/// [dstate, headdim], delta rules [K, V]; a convolution: [width - 1, channels].
 pub const REPLAYSSM_STATE_COL_MAJOR: replayssm_orientation = 1;
 
 /// Where arrays lie.
@@ -225,11 +246,11 @@ pub struct replayssm_slots_desc {
 pub struct replayssm_pool_desc {
     /// sizeof(replayssm_pool_desc).
     pub struct_size: u32,
-    /// REPLAYSSM_MAMBA2 or REPLAYSSM_CONV1D.
+    /// REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA or REPLAYSSM_CONV1D.
     pub family: replayssm_family,
     /// Layers, at least 1.
     pub n_layers: i32,
-    /// Activation dtype of x, B, C, z. Gates and parameters carry their own.
+    /// Activation dtype of x, B, C, z or q, k, v. Gates and parameters carry their own.
     pub io: replayssm_dtype,
     /// Output dtype; 0 = io.
     pub out: replayssm_dtype,
@@ -237,7 +258,7 @@ pub struct replayssm_pool_desc {
     pub format: replayssm_format,
     /// REPLAYSSM_READOUT_*; 0 for a convolution.
     pub readout: replayssm_readout,
-    /// Zero: the formats of this version round nothing.
+    /// BF16 and F16: 1 rounds stochastically (Philox4x32-10; key: the ring's seed; counter: position, layer, element / 4).
     pub stochastic_rounding: i32,
     /// Mamba-2: heads.
     pub nheads: i32,
@@ -247,17 +268,17 @@ pub struct replayssm_pool_desc {
     pub dstate: i32,
     /// Mamba-2: groups of heads that share B and C; divides nheads.
     pub ngroups: i32,
-    /// Gated DeltaNet, Kimi Delta Attention: query and key heads.
+    /// GDN, KDA: query and key heads; divides HV.
     pub H: i32,
-    /// Value heads.
+    /// GDN, KDA: value heads, those of the state.
     pub HV: i32,
-    /// Key dimension.
+    /// GDN, KDA: columns of a head's state, 1 to 256.
     pub K: i32,
-    /// Value dimension.
+    /// GDN, KDA: rows of a head's state, 1 to 256.
     pub V: i32,
-    /// Head map.
-    pub head_map: i32,
-    /// Dtype of readout records.
+    /// GDN, KDA: REPLAYSSM_HEAD_MAP_*.
+    pub head_map: replayssm_head_map,
+    /// GDN, KDA: dtype of the u records, which readouts alone use. 0 = bfloat16 for HIGH with bfloat16 activations, else fp32.
     pub u_dtype: replayssm_dtype,
     /// Convolution: channels of all sections.
     pub channels: i32,
@@ -273,7 +294,7 @@ pub struct replayssm_pool_desc {
 
 /// A component of a pool's memory.
 pub type replayssm_component_kind = i32;
-/// States, per slot. F32: fp32 [nheads, headdim, dstate]. SPLIT32: per head a bfloat16 plane [headdim, dstate], then an
+/// States, per slot. F32, BF16, F16: [nheads, headdim, dstate] (delta rules [HV, V, K]). SPLIT32: per head a bfloat16 plane [headdim, dstate], then an
 /// int16 plane of the same shape: value bits = (high << 16) + low.
 pub const REPLAYSSM_COMPONENT_CHECKPOINT: replayssm_component_kind = 1;
 /// Positions of 16-row checkpoint tiles, int64, per slot; for a convolution per ring.
@@ -284,6 +305,18 @@ pub const REPLAYSSM_COMPONENT_X: replayssm_component_kind = 3;
 pub const REPLAYSSM_COMPONENT_B: replayssm_component_kind = 4;
 /// Mamba-2 records of dt and A dt, per ring: fp32 [nheads, rows, 2].
 pub const REPLAYSSM_COMPONENT_DT: replayssm_component_kind = 5;
+/// Delta-rule records of k as it came, per ring: io [H, rows, K].
+pub const REPLAYSSM_COMPONENT_K: replayssm_component_kind = 6;
+/// Delta-rule records of k's reciprocal norm, per ring: fp32 [H, rows].
+pub const REPLAYSSM_COMPONENT_KNORM: replayssm_component_kind = 7;
+/// Delta-rule records of v, per ring: io [HV, rows, V].
+pub const REPLAYSSM_COMPONENT_V: replayssm_component_kind = 8;
+/// Delta-rule records of the log decay, per ring: fp32 [HV, rows], KDA [HV, rows, K].
+pub const REPLAYSSM_COMPONENT_G: replayssm_component_kind = 9;
+/// Delta-rule records of beta, per ring: fp32 [HV, rows].
+pub const REPLAYSSM_COMPONENT_BETA: replayssm_component_kind = 10;
+/// Delta-rule readout records of u, per ring: u_dtype [HV, rows, V]; not with EXACT.
+pub const REPLAYSSM_COMPONENT_U: replayssm_component_kind = 11;
 /// Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels].
 pub const REPLAYSSM_COMPONENT_CONV: replayssm_component_kind = 12;
 
@@ -425,6 +458,48 @@ pub struct replayssm_mamba2_args {
     pub out: replayssm_tensor,
 }
 
+/// Inputs, parameters and output of a Gated DeltaNet or Kimi Delta Attention call.
+///
+/// Per value head, with its query and key head: q and k are L2-normalised, beta = sigmoid(b), S = S e^g (KDA: per key channel),
+/// S = S + beta (v - S k) k^T, out = scale S q (Yang et al., "Gated Delta Networks", 2024; Kimi Team, "Kimi Linear", 2025; the state
+/// is [V, K], K contiguous).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_delta_args {
+    /// sizeof(replayssm_delta_args).
+    pub struct_size: u32,
+    /// REPLAYSSM_GATE_*.
+    pub gate: replayssm_gate,
+    /// io [.., H, K].
+    pub q: replayssm_tensor,
+    /// io [.., H, K].
+    pub k: replayssm_tensor,
+    /// io [.., HV, V].
+    pub v: replayssm_tensor,
+    /// Any dtype, raw a or log decay: GDN [.., HV], KDA [.., HV, K].
+    pub g: replayssm_tensor,
+    /// Any dtype, [.., HV]: raw b, or beta itself with beta_processed.
+    pub beta: replayssm_tensor,
+    /// Any dtype, [HV]; absent with REPLAYSSM_GATE_LOG_DECAY.
+    pub A_log: replayssm_tensor,
+    /// Any dtype, GDN [HV], KDA [HV, K]; absent = 0, and with REPLAYSSM_GATE_LOG_DECAY.
+    pub dt_bias: replayssm_tensor,
+    /// With REPLAYSSM_GATE_LOWER_BOUND: below 0.
+    pub lower_bound: f32,
+    /// Factor of the output; 0 = 1 / sqrt(K).
+    pub scale: f32,
+    /// Inside the root of the norms of q and k; 0 = 1e-6.
+    pub l2norm_eps: f32,
+    /// 1: q and k are used as they come.
+    pub no_l2norm: i32,
+    /// 1: beta does not go through the sigmoid.
+    pub beta_processed: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// Output dtype, [.., HV, V]. Overlaps no input.
+    pub out: replayssm_tensor,
+}
+
 /// Inputs, parameters and output of a convolution call: out_t = silu(bias + sum_i weight_i x_{t - width + 1 + i}).
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -484,7 +559,8 @@ pub struct replayssm_reset_args {
     /// 0: the state becomes zero. 1: it stays as it is (the caller has just written it in place; convolution windows
     /// are to be imported).
     pub keep_checkpoint: i32,
-    /// With keep_checkpoint: what stands there is fp32 [nheads, headdim, dstate]; turn it into the pool's format.
+    /// With keep_checkpoint: what stands there is fp32 [nheads, headdim, dstate] (delta rules [HV, V, K]); turn it into the pool's
+    /// format. Not with 16-bit formats, whose slots are too small for it.
     pub convert: i32,
     /// Zero.
     pub reserved: u32,
@@ -617,6 +693,7 @@ descriptors!(
     replayssm_exec,
     replayssm_batch,
     replayssm_mamba2_args,
+    replayssm_delta_args,
     replayssm_conv1d_args,
     replayssm_commit_args,
     replayssm_list,

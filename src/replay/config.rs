@@ -116,6 +116,25 @@ pub enum Format {
     Split32 = 1,
     /// A fp32 state.
     F32 = 2,
+    /// A bf16 state: rounded whenever it is stored.
+    Bf16 = 3,
+    /// A binary16 state: rounded whenever it is stored.
+    F16 = 4,
+}
+
+impl Format {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Format::Split32 | Format::F32 => 4,
+            Format::Bf16 | Format::F16 => 2,
+        }
+    }
+
+    /// Whether a store keeps every bit of a fp32 state.
+    pub const fn is_lossless(self) -> bool {
+        matches!(self, Format::Split32 | Format::F32)
+    }
 }
 
 /// How a step computes its outputs.
@@ -144,14 +163,73 @@ pub struct Mamba2Dims {
 }
 
 impl Mamba2Dims {
-    /// Checkpoint tiles of a head.
-    pub fn tiles(&self) -> usize {
-        self.headdim.div_ceil(TILE_ROWS)
-    }
-
     /// Heads that share one group's B and C.
     pub fn heads_per_group(&self) -> usize {
         self.nheads / self.ngroups
+    }
+}
+
+/// The two delta rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaKind {
+    /// Gated DeltaNet: one log decay per head.
+    Gdn,
+    /// Kimi Delta Attention: one log decay per head and key channel.
+    Kda,
+}
+
+/// Which query and key head a value head uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum HeadMap {
+    /// hv / (HV / H): neighbours share.
+    Grouped = 0,
+    /// hv % H.
+    Tiled = 1,
+}
+
+/// Dimensions of a delta-rule layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaDims {
+    /// Which rule.
+    pub kind: DeltaKind,
+    /// H, query and key heads.
+    pub qk_heads: usize,
+    /// HV, value heads: the heads of the state.
+    pub v_heads: usize,
+    /// K, columns of a head's state.
+    pub k: usize,
+    /// V, rows of a head's state.
+    pub v: usize,
+    /// Which query and key head a value head uses.
+    pub head_map: HeadMap,
+}
+
+impl DeltaDims {
+    /// The query and key head of a value head.
+    #[inline(always)]
+    pub fn qk_head(&self, v_head: usize) -> usize {
+        match self.head_map {
+            HeadMap::Grouped => v_head / (self.v_heads / self.qk_heads),
+            HeadMap::Tiled => v_head % self.qk_heads,
+        }
+    }
+
+    /// Whether this value head is the first of those that share its query and key head.
+    #[inline(always)]
+    pub fn leads(&self, v_head: usize) -> bool {
+        match self.head_map {
+            HeadMap::Grouped => v_head.is_multiple_of(self.v_heads / self.qk_heads),
+            HeadMap::Tiled => v_head < self.qk_heads,
+        }
+    }
+
+    /// Log decays of a token and head.
+    pub fn gates(&self) -> usize {
+        match self.kind {
+            DeltaKind::Gdn => 1,
+            DeltaKind::Kda => self.k,
+        }
     }
 }
 
@@ -178,6 +256,8 @@ impl ConvDims {
 pub enum Family {
     /// Mamba-2 (state-space duality), and linear attention with a fixed decay.
     Mamba2(Mamba2Dims),
+    /// Gated DeltaNet or Kimi Delta Attention.
+    Delta(DeltaDims),
     /// The short convolution in front of a layer.
     Conv1d(ConvDims),
 }
@@ -197,6 +277,10 @@ pub struct PoolConfig {
     pub format: Format,
     /// Readout; for a convolution there is but one.
     pub readout: Readout,
+    /// Whether 16-bit states are rounded stochastically.
+    pub stochastic: bool,
+    /// Dtype of the u records of a delta rule.
+    pub u_dtype: Dtype,
 }
 
 /// The fields of a pool description that have a meaning today, as they crossed the C boundary.
@@ -245,6 +329,85 @@ fn unused(family: &str, fields: &[(&'static str, i32)]) -> Result<()> {
     }
 }
 
+impl PoolFields {
+    /// Format, readout and stochastic rounding, which mean the same in every family with a state.
+    fn format_and_readout(&self, io: Dtype) -> Result<(Format, Readout, bool)> {
+        let format = match self.format {
+            0 | 1 => Format::Split32,
+            2 => Format::F32,
+            3 => Format::Bf16,
+            4 => Format::F16,
+            other => {
+                return Err(Error::unsupported(
+                    "pool_desc.format",
+                    other,
+                    "REPLAYSSM_FORMAT_SPLIT32, _F32, _BF16 and _F16",
+                ));
+            }
+        };
+        let readout = match (self.readout, format) {
+            (0, Format::Bf16) => Readout::High,
+            (0, Format::Split32) if io == Dtype::Bf16 => Readout::High,
+            (0, _) => Readout::Full,
+            (1, Format::Split32 | Format::Bf16) => Readout::High,
+            (1, Format::F32 | Format::F16) => {
+                return Err(Error::invalid(
+                    "pool_desc.readout",
+                    "REPLAYSSM_READOUT_HIGH",
+                    "FULL or EXACT, because the format has no bf16 plane",
+                ));
+            }
+            (2, _) => Readout::Full,
+            (3, _) => Readout::Exact,
+            (other, _) => {
+                return Err(Error::unsupported("pool_desc.readout", other, "REPLAYSSM_READOUT_HIGH, _FULL and _EXACT"));
+            }
+        };
+        let stochastic = match (self.stochastic_rounding, format) {
+            (0, _) => false,
+            (1, Format::Bf16 | Format::F16) => true,
+            (1, _) => {
+                return Err(Error::invalid(
+                    "pool_desc.stochastic_rounding",
+                    1,
+                    "0 with the formats SPLIT32 and F32, which round nothing",
+                ));
+            }
+            (other, _) => return Err(Error::unsupported("pool_desc.stochastic_rounding", other, "0 and 1")),
+        };
+        Ok((format, readout, stochastic))
+    }
+}
+
+/// Heads, rows and columns of a family's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateDims {
+    /// H or HV.
+    pub heads: usize,
+    /// D or V.
+    pub rows: usize,
+    /// N or K.
+    pub columns: usize,
+}
+
+impl StateDims {
+    /// Checkpoint tiles of a head.
+    pub fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+}
+
+impl Family {
+    /// The matrix-valued state; none for a convolution.
+    pub fn state(&self) -> Option<StateDims> {
+        match self {
+            Family::Mamba2(d) => Some(StateDims { heads: d.nheads, rows: d.headdim, columns: d.dstate }),
+            Family::Delta(d) => Some(StateDims { heads: d.v_heads, rows: d.v, columns: d.k }),
+            Family::Conv1d(_) => None,
+        }
+    }
+}
+
 impl PoolConfig {
     /// Fills in defaults (zero in a field) and checks every field, those of other families included.
     pub fn checked(f: &PoolFields) -> Result<Self> {
@@ -273,13 +436,6 @@ impl PoolConfig {
             raw => Dtype::from_raw(raw, "pool_desc.out")?,
         };
         let n_layers = range("pool_desc.n_layers", f.n_layers, 1, MAX_COUNT)? as usize;
-        if f.stochastic_rounding != 0 {
-            return Err(Error::unsupported(
-                "pool_desc.stochastic_rounding",
-                f.stochastic_rounding,
-                "0 with the formats SPLIT32 and F32, which round nothing",
-            ));
-        }
         match f.family {
             1 => {
                 unused("Mamba-2", &delta_fields)?;
@@ -297,39 +453,66 @@ impl PoolConfig {
                         format!("a divisor of nheads, which is {}", dims.nheads),
                     ));
                 }
-                let format = match f.format {
-                    0 | 1 => Format::Split32,
-                    2 => Format::F32,
-                    other => {
-                        return Err(Error::unsupported(
-                            "pool_desc.format",
-                            other,
-                            "REPLAYSSM_FORMAT_SPLIT32 and REPLAYSSM_FORMAT_F32",
-                        ));
-                    }
+                let (format, readout, stochastic) = f.format_and_readout(io)?;
+                Ok(PoolConfig {
+                    family: Family::Mamba2(dims),
+                    n_layers,
+                    io,
+                    out,
+                    format,
+                    readout,
+                    stochastic,
+                    u_dtype: io,
+                })
+            }
+            kind @ (2 | 3) => {
+                unused("delta-rule", &mamba2_fields)?;
+                unused("delta-rule", &conv_fields)?;
+                let [h, hv, k, v] = f.delta;
+                let dims = DeltaDims {
+                    kind: if kind == 2 { DeltaKind::Gdn } else { DeltaKind::Kda },
+                    qk_heads: range("pool_desc.H", h, 1, MAX_COUNT)? as usize,
+                    v_heads: range("pool_desc.HV", hv, 1, MAX_COUNT)? as usize,
+                    k: range("pool_desc.K", k, 1, MAX_DIM)? as usize,
+                    v: range("pool_desc.V", v, 1, MAX_DIM)? as usize,
+                    head_map: match f.delta_options[0] {
+                        0 => HeadMap::Grouped,
+                        1 => HeadMap::Tiled,
+                        other => {
+                            return Err(Error::unsupported(
+                                "pool_desc.head_map",
+                                other,
+                                "REPLAYSSM_HEAD_MAP_GROUPED and REPLAYSSM_HEAD_MAP_TILED",
+                            ));
+                        }
+                    },
                 };
-                let readout = match (f.readout, format) {
-                    (0, Format::Split32) if io == Dtype::Bf16 => Readout::High,
-                    (0, _) => Readout::Full,
-                    (1, Format::Split32) => Readout::High,
-                    (1, Format::F32) => {
-                        return Err(Error::invalid(
-                            "pool_desc.readout",
-                            "REPLAYSSM_READOUT_HIGH",
-                            "FULL or EXACT, because format F32 has no high plane",
-                        ));
-                    }
-                    (2, _) => Readout::Full,
-                    (3, _) => Readout::Exact,
-                    (other, _) => {
-                        return Err(Error::unsupported(
-                            "pool_desc.readout",
-                            other,
-                            "REPLAYSSM_READOUT_HIGH, _FULL and _EXACT",
-                        ));
-                    }
+                if !dims.v_heads.is_multiple_of(dims.qk_heads) {
+                    return Err(Error::invalid("pool_desc.HV", hv, format!("a multiple of H, which is {h}")));
+                }
+                let (format, readout, stochastic) = f.format_and_readout(io)?;
+                let u_dtype = match f.delta_options[1] {
+                    0 if readout == Readout::High && io == Dtype::Bf16 => Dtype::Bf16,
+                    0 => Dtype::F32,
+                    raw => match Dtype::from_raw(raw, "pool_desc.u_dtype")? {
+                        Dtype::F16 => {
+                            return Err(Error::unsupported(
+                                "pool_desc.u_dtype",
+                                raw,
+                                "REPLAYSSM_F32 and REPLAYSSM_BF16: u can overflow a binary16",
+                            ));
+                        }
+                        dtype => dtype,
+                    },
                 };
-                Ok(PoolConfig { family: Family::Mamba2(dims), n_layers, io, out, format, readout })
+                if readout == Readout::Full && u_dtype == Dtype::Bf16 {
+                    return Err(Error::invalid(
+                        "pool_desc.u_dtype",
+                        "REPLAYSSM_BF16",
+                        "REPLAYSSM_F32, because FULL outputs are of fp32 grade",
+                    ));
+                }
+                Ok(PoolConfig { family: Family::Delta(dims), n_layers, io, out, format, readout, stochastic, u_dtype })
             }
             4 => {
                 unused("convolution", &mamba2_fields)?;
@@ -362,9 +545,11 @@ impl PoolConfig {
                     out,
                     format: Format::F32,
                     readout: Readout::Exact,
+                    stochastic: false,
+                    u_dtype: io,
                 })
             }
-            other => Err(Error::unsupported("pool_desc.family", other, "REPLAYSSM_MAMBA2 and REPLAYSSM_CONV1D")),
+            other => Err(Error::unsupported("pool_desc.family", other, "REPLAYSSM_MAMBA2, _GDN, _KDA and _CONV1D")),
         }
     }
 }

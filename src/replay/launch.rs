@@ -1,7 +1,8 @@
 //! What a call hands to a backend: checked, typed, without a pointer dereferenced.
 
-use super::config::{Family, PoolConfig, SlotsConfig};
+use super::config::{DeltaKind, Family, PoolConfig, SlotsConfig};
 use super::layout::Component;
+use super::numerics::rsqrt;
 use super::position::{Convention, Rule};
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
@@ -274,6 +275,95 @@ impl Mamba2Args {
     }
 }
 
+/// How a delta rule's log decay comes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gate {
+    /// g = -exp(A_log) softplus(a + dt_bias).
+    Softplus,
+    /// g = lower_bound sigmoid(exp(A_log) (a + dt_bias)).
+    LowerBound(f32),
+    /// g as it is.
+    LogDecay,
+}
+
+/// Inputs, parameters and output of a delta-rule call.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaArgs {
+    /// How g comes.
+    pub gate: Gate,
+    /// io `[.., H, K]`.
+    pub q: Tensor,
+    /// io `[.., H, K]`.
+    pub k: Tensor,
+    /// io `[.., HV, V]`.
+    pub v: Tensor,
+    /// Any dtype: GDN `[.., HV]`, KDA `[.., HV, K]`.
+    pub g: Tensor,
+    /// Any dtype, `[.., HV]`.
+    pub beta: Tensor,
+    /// `[HV]`; with raw gates.
+    pub a_log: Option<Tensor>,
+    /// GDN `[HV]`, KDA `[HV, K]`; with raw gates.
+    pub dt_bias: Option<Tensor>,
+    /// Factor of the output; 0 = 1 / sqrt(K).
+    pub scale: f32,
+    /// eps inside the root of the norms of q and k; none = they are used as they come.
+    pub l2norm: Option<f32>,
+    /// Whether beta is to go through the sigmoid.
+    pub beta_sigmoid: bool,
+    /// `[.., HV, V]`.
+    pub out: Tensor,
+}
+
+impl DeltaArgs {
+    /// A scale of 0 is 1 / sqrt(K).
+    pub fn with_default_scale(mut self, pool: &PoolConfig) -> Self {
+        if let (true, Family::Delta(d)) = (self.scale == 0.0, &pool.family) {
+            self.scale = rsqrt(d.k as f32);
+        }
+        self
+    }
+
+    /// Checks every tensor against the pool and the batch.
+    pub fn check(&self, pool: &PoolConfig, batch: &Batch) -> Result<()> {
+        let Family::Delta(d) = &pool.family else {
+            return Err(wrong_family("delta"));
+        };
+        let (rows, tokens) = batch.extents();
+        let (h, hv, k, v) = (d.qk_heads as i64, d.v_heads as i64, d.k as i64, d.v as i64);
+        let gates = d.gates() as i64;
+        self.q.check("args.q", [rows, tokens, h], k, Some(pool.io))?;
+        self.k.check("args.k", [rows, tokens, h], k, Some(pool.io))?;
+        self.v.check("args.v", [rows, tokens, hv], v, Some(pool.io))?;
+        self.g.check("args.g", [rows, tokens, hv], gates, None)?;
+        self.beta.check("args.beta", [rows, tokens, hv], 1, None)?;
+        match (self.gate, &self.a_log) {
+            (Gate::LogDecay, None) => {}
+            (Gate::LogDecay, Some(_)) => {
+                return Err(Error::invalid("args.A_log", "given", "absent with REPLAYSSM_GATE_LOG_DECAY"));
+            }
+            (_, Some(a)) => a.check("args.A_log", [1, 1, hv], 1, None)?,
+            (_, None) => return Err(Error::invalid("args.A_log", "absent", "a tensor, because the gate is raw")),
+        }
+        if let Some(bias) = &self.dt_bias {
+            if self.gate == Gate::LogDecay {
+                return Err(Error::invalid("args.dt_bias", "given", "absent with REPLAYSSM_GATE_LOG_DECAY"));
+            }
+            bias.check("args.dt_bias", [1, 1, hv], gates, None)?;
+        }
+        if let Gate::LowerBound(bound) = self.gate {
+            if d.kind != DeltaKind::Kda {
+                return Err(Error::invalid("args.gate", "REPLAYSSM_GATE_LOWER_BOUND", "another gate for GDN"));
+            }
+            if bound.is_nan() || bound >= 0.0 {
+                return Err(Error::invalid("args.lower_bound", bound, "a number below 0"));
+            }
+        }
+        self.out.check("args.out", [rows, tokens, hv], v, Some(pool.out))?;
+        self.out.check_distinct("args.out", [rows, tokens, hv], v)
+    }
+}
+
 /// Inputs, parameters and output of a convolution call.
 #[derive(Debug, Clone, Copy)]
 pub struct ConvArgs {
@@ -403,12 +493,12 @@ pub struct StateShape {
 impl StateShape {
     /// The shape of one layer's state of one slot.
     pub fn of(pool: &PoolConfig) -> Self {
-        match &pool.family {
-            Family::Mamba2(d) => {
-                StateShape { heads: d.nheads as i64, rows: d.headdim as i64, columns: d.dstate as i64 }
-            }
-            Family::Conv1d(c) => StateShape { heads: 1, rows: c.channels as i64, columns: c.width as i64 - 1 },
-        }
+        let (heads, rows, columns) = match (&pool.family, pool.family.state()) {
+            (Family::Conv1d(c), _) => (1, c.channels, c.width - 1),
+            (_, Some(s)) => (s.heads, s.rows, s.columns),
+            (_, None) => (0, 0, 0),
+        };
+        StateShape { heads: heads as i64, rows: rows as i64, columns: columns as i64 }
     }
 }
 
@@ -634,6 +724,18 @@ pub trait Backend: Send + Sync {
         mode: Mode,
         batch: &Batch,
         args: &Mamba2Args,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Gated DeltaNet or Kimi Delta Attention step or extend.
+    #[allow(clippy::too_many_arguments, reason = "what a launch consists of")]
+    fn delta(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &DeltaArgs,
         exec: &Exec,
     ) -> Result<()>;
     /// Convolution step or extend.

@@ -5,15 +5,23 @@
 //!
 //! | component | per | contents of one part |
 //! |---|---|---|
-//! | `Checkpoint` | slot | `F32`: fp32 `[H][D][N]`; `SPLIT32`: per head a bf16 plane `[D][N]`, then an int16 plane `[D][N]` |
+//! | `Checkpoint` | slot | `F32`, `BF16`, `F16`: `[H][D][N]`; `SPLIT32`: per head a bf16 plane `[D][N]`, then an int16 plane `[D][N]` |
 //! | `Tags` | slot | int64 `[H][tiles]`: the position at which each 16-row tile stands |
-//! | `X` | ring | io `[H][rows][D]` |
-//! | `B` | ring | io `[G][rows][N]` |
-//! | `Dt` | ring | fp32 `[H][rows][2]`: dt and g = A dt, processed |
+//! | `X` | ring | Mamba-2: io `[H][rows][D]` |
+//! | `B` | ring | Mamba-2: io `[G][rows][N]` |
+//! | `Dt` | ring | Mamba-2: fp32 `[H][rows][2]`: dt and g = A dt, processed |
+//! | `K` | ring | delta rules: io `[H][rows][K]`, raw |
+//! | `KNorm` | ring | delta rules: fp32 `[H][rows]`: reciprocal norms of k |
+//! | `V` | ring | delta rules: io `[HV][rows][V]` |
+//! | `G` | ring | GDN: fp32 `[HV][rows]`, KDA: fp32 `[HV][rows][K]`: processed log decays |
+//! | `Beta` | ring | delta rules: fp32 `[HV][rows]`, processed |
+//! | `U` | ring | delta rules, not EXACT: bf16 or fp32 `[HV][rows][V]` |
 //! | `Conv` | ring | io `[width - 1 + keep + T_max][channels]`: raw inputs |
-//! | `ConvTags` | ring | int64 `[tiles]`: the lowest position whose window is still held, per 128 channels |
+//! | `Tags` | ring | of a convolution: int64 `[tiles]`: the lowest position whose window is still held, per 128 channels |
+//!
+//! For a delta rule, the state's H is HV, its D is V and its N is K.
 
-use super::config::{Family, Format, Mamba2Dims, PoolConfig, SlotsConfig};
+use super::config::{Family, Format, PoolConfig, Readout, SlotsConfig, StateDims};
 use super::position::Rule;
 use crate::error::{Error, Result};
 
@@ -34,6 +42,18 @@ pub enum Component {
     B = 4,
     /// Mamba-2 gates dt and A dt.
     Dt = 5,
+    /// Keys as they came.
+    K = 6,
+    /// Reciprocal norms of keys.
+    KNorm = 7,
+    /// Values.
+    V = 8,
+    /// Log decays.
+    G = 9,
+    /// Update strengths.
+    Beta = 10,
+    /// What each token adds to the state along its key; for readouts alone.
+    U = 11,
     /// Convolution inputs.
     Conv = 12,
 }
@@ -55,22 +75,39 @@ pub struct ComponentLayout {
 pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<ComponentLayout>> {
     let rows = Rule::new(slots).rows() as u64;
     let io = pool.io.size() as u64;
-    let list: Vec<(Component, bool, Option<u64>)> = match &pool.family {
+    let mut list: Vec<(Component, bool, Option<u64>)> = Vec::new();
+    if let Some(s) = pool.family.state() {
+        let (heads, dim, columns) = (s.heads as u64, s.rows as u64, s.columns as u64);
+        list.push((Component::Checkpoint, false, product(&[heads, dim, columns, pool.format.size() as u64])));
+        list.push((Component::Tags, false, product(&[heads, s.tiles() as u64, 8])));
+    }
+    match &pool.family {
         Family::Mamba2(d) => {
             let (h, dim, n, g) = (d.nheads as u64, d.headdim as u64, d.dstate as u64, d.ngroups as u64);
-            vec![
-                (Component::Checkpoint, false, product(&[h, dim, n, 4])),
-                (Component::Tags, false, product(&[h, d.tiles() as u64, 8])),
+            list.extend([
                 (Component::X, true, product(&[h, rows, dim, io])),
                 (Component::B, true, product(&[g, rows, n, io])),
                 (Component::Dt, true, product(&[h, rows, 8])),
-            ]
+            ]);
         }
-        Family::Conv1d(c) => vec![
+        Family::Delta(d) => {
+            let (h, hv, k, v) = (d.qk_heads as u64, d.v_heads as u64, d.k as u64, d.v as u64);
+            list.extend([
+                (Component::K, true, product(&[h, rows, k, io])),
+                (Component::KNorm, true, product(&[h, rows, 4])),
+                (Component::V, true, product(&[hv, rows, v, io])),
+                (Component::G, true, product(&[hv, rows, d.gates() as u64, 4])),
+                (Component::Beta, true, product(&[hv, rows, 4])),
+            ]);
+            if pool.readout != Readout::Exact {
+                list.push((Component::U, true, product(&[hv, rows, v, pool.u_dtype.size() as u64])));
+            }
+        }
+        Family::Conv1d(c) => list.extend([
             (Component::Conv, true, product(&[conv_rows(slots, c.width) as u64, c.channels as u64, io])),
             (Component::Tags, true, product(&[c.tiles() as u64, 8])),
-        ],
-    };
+        ]),
+    }
     list.into_iter()
         .map(|(component, per_ring, bytes)| {
             let bytes = bytes.ok_or_else(|| too_large(component))?;
@@ -107,56 +144,55 @@ pub fn conv_rows(slots: &SlotsConfig, width: usize) -> usize {
     width - 1 + slots.min_rewind as usize + slots.max_step_tokens as usize
 }
 
-/// Byte offsets inside one layer's part of a Mamba-2 slot or ring.
+/// Byte offsets inside one layer's part of a slot: the checkpoint and its tags.
 #[derive(Debug, Clone, Copy)]
-pub struct Mamba2Layout {
+pub struct StateLayout {
     /// Dimensions.
-    pub dims: Mamba2Dims,
-    /// Rows of a ring.
-    pub rows: usize,
-    /// Bytes of an activation.
-    pub io: usize,
+    pub dims: StateDims,
     /// Checkpoint format.
     pub format: Format,
 }
 
-impl Mamba2Layout {
-    /// First byte of a state row in F32 format.
+impl StateLayout {
+    /// The layout of a pool's checkpoints; none for a convolution.
+    pub fn of(pool: &PoolConfig) -> Option<Self> {
+        Some(StateLayout { dims: pool.family.state()?, format: pool.format })
+    }
+
+    /// Number of an element within a layer's state.
     #[inline(always)]
-    pub fn state_row(&self, head: usize, row: usize) -> usize {
-        (head * self.dims.headdim + row) * self.dims.dstate * 4
+    pub fn element(&self, head: usize, row: usize) -> usize {
+        (head * self.dims.rows + row) * self.dims.columns
+    }
+
+    /// First byte of a state row where a row is contiguous (all formats but SPLIT32).
+    #[inline(always)]
+    pub fn row(&self, head: usize, row: usize) -> usize {
+        self.element(head, row) * self.format.size()
     }
 
     /// First bytes of a state row's high plane and of its low plane in SPLIT32 format.
     #[inline(always)]
     pub fn planes(&self, head: usize, row: usize) -> (usize, usize) {
-        let plane = self.dims.headdim * self.dims.dstate * 2;
-        let high = head * 2 * plane + row * self.dims.dstate * 2;
+        let plane = self.dims.rows * self.dims.columns * 2;
+        let high = head * 2 * plane + row * self.dims.columns * 2;
         (high, high + plane)
+    }
+
+    /// First byte of a head's state.
+    pub fn head(&self, head: usize) -> usize {
+        self.row(head, 0)
+    }
+
+    /// Bytes of a head's state.
+    pub fn head_bytes(&self) -> usize {
+        self.dims.rows * self.dims.columns * self.format.size()
     }
 
     /// First byte of a tile's tag.
     #[inline(always)]
     pub fn tag(&self, head: usize, tile: usize) -> usize {
         (head * self.dims.tiles() + tile) * 8
-    }
-
-    /// First byte of a record's x.
-    #[inline(always)]
-    pub fn x(&self, head: usize, row: usize) -> usize {
-        (head * self.rows + row) * self.dims.headdim * self.io
-    }
-
-    /// First byte of a record's B.
-    #[inline(always)]
-    pub fn b(&self, group: usize, row: usize) -> usize {
-        (group * self.rows + row) * self.dims.dstate * self.io
-    }
-
-    /// First byte of a record's dt and g.
-    #[inline(always)]
-    pub fn dt(&self, head: usize, row: usize) -> usize {
-        (head * self.rows + row) * 8
     }
 }
 
@@ -216,7 +252,7 @@ mod tests {
 
     #[test]
     fn headdim_80_has_five_tiles_and_24_has_two() {
-        let dims = |headdim| Mamba2Dims { nheads: 1, headdim, dstate: 1, ngroups: 1 };
+        let dims = |rows| StateDims { heads: 1, rows, columns: 1 };
         assert_eq!((dims(80).tiles(), dims(24).tiles(), dims(1).tiles()), (5, 2, 1));
     }
 }

@@ -146,8 +146,7 @@ pub fn rsqrt(x: f32) -> f32 {
     1.0 / x.sqrt()
 }
 
-/// The factor pair (m, a) with which a state element decays: S' = fma(S, m, a * S), where exactly one of the forms
-/// `fma(S, expm1(g), S)` (g > -1) and `S * exp(g)` is meant. See [`decay`].
+/// How a state element decays by a log decay g: see [`decay`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decay {
     /// expm1(g) for a slow decay, exp(g) for a fast one.
@@ -244,6 +243,69 @@ pub fn split(x: f32) -> (u16, i16) {
 #[inline(always)]
 pub fn join(high: u16, low: i16) -> f32 {
     f32::from_bits(((high as u32) << 16).wrapping_add(low as i32 as u32))
+}
+
+/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+#[inline(always)]
+pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
+    let [mut k0, mut k1] = [key as u32, (key >> 32) as u32];
+    let [mut c0, mut c1, mut c2, mut c3] = counter;
+    for _ in 0..10 {
+        let p0 = u64::from(c0) * 0xD251_1F53;
+        let p1 = u64::from(c2) * 0xCD9E_8D57;
+        (c0, c1, c2, c3) = ((p1 >> 32) as u32 ^ c1 ^ k0, p1 as u32, (p0 >> 32) as u32 ^ c3 ^ k1, p0 as u32);
+        k0 = k0.wrapping_add(0x9E37_79B9);
+        k1 = k1.wrapping_add(0xBB67_AE85);
+    }
+    [c0, c1, c2, c3]
+}
+
+/// The random words of state elements `4 block .. 4 block + 3` of a layer, whose state is stored at `position`.
+#[inline(always)]
+pub fn rounding_words(seed: u64, position: i64, layer: u32, block: u32) -> [u32; 4] {
+    philox(seed, [position as u32, (position >> 32) as u32, layer, block])
+}
+
+/// bfloat16 by stochastic rounding: up with the probability of what is cut off, by the lower half of `word`.
+#[inline(always)]
+pub fn to_bf16_stochastic(x: f32, word: u32) -> u16 {
+    if x.is_nan() {
+        return 0x7FC0;
+    }
+    if x.is_infinite() {
+        return (x.to_bits() >> 16) as u16;
+    }
+    // The carry of a large value runs into the exponent: it overflows to infinity.
+    (x.to_bits().wrapping_add(word & 0xFFFF) >> 16) as u16
+}
+
+/// binary16 by stochastic rounding. The magnitude in units of its last place is an integer and a fraction of up to 31
+/// bits, which the upper bits of `word` round.
+#[inline(always)]
+pub fn to_f16_stochastic(x: f32, word: u32) -> u16 {
+    if x.is_nan() {
+        return 0x7E00;
+    }
+    let sign = ((x.to_bits() >> 16) & 0x8000) as u16;
+    let magnitude = x.to_bits() & 0x7FFF_FFFF;
+    let exponent = magnitude >> 23;
+    if exponent >= 143 {
+        // 2^16 and more.
+        return sign | 0x7C00;
+    }
+    if exponent >= 113 {
+        let rounded = (magnitude + (word >> 19)) >> 13;
+        // 65504 and a carry give 7C00, infinity.
+        return sign | (rounded - (112 << 10)) as u16;
+    }
+    // Subnormal results, units of 2^-24.
+    let shift = 126 - exponent;
+    if exponent == 0 || shift > 31 {
+        return sign;
+    }
+    let mantissa = (magnitude & 0x007F_FFFF) | 0x0080_0000;
+    let rounded = (u64::from(mantissa) + u64::from(word >> (32 - shift))) >> shift;
+    sign | rounded as u16
 }
 
 #[cfg(test)]
@@ -356,6 +418,54 @@ mod tests {
                 assert_eq!(to_bf16(x), half::bf16::from_f32(x).to_bits(), "{x:e}");
             }
         }
+    }
+
+    /// Known answers of the generator's authors (Random123, philox4x32-10).
+    #[test]
+    fn philox_known_answers() {
+        assert_eq!(philox(0, [0; 4]), [0x6627_E8D5, 0xE169_C58D, 0xBC57_AC4C, 0x9B00_DBD8]);
+        let ones = u32::MAX;
+        assert_eq!(philox(u64::MAX, [ones; 4]), [0x408F_276D, 0x41C8_3B0E, 0xA20B_C7C6, 0x6D54_51FD]);
+    }
+
+    /// The two neighbours alone, each with the probability of its distance: 65536 words cover every fraction evenly.
+    #[test]
+    fn stochastic_rounding_is_unbiased() {
+        let mut seed = 7u32;
+        for case in 0..300 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Magnitudes from 2^-26 to 2^17 for f16, subnormal ones among them.
+            let x = f32::from_bits((((seed >> 8) % 44 + 101) << 23) | (seed & 0x007F_FFFF))
+                * if case % 2 == 0 { 1.0 } else { -1.0 };
+            type Round = fn(f32, u32) -> u16;
+            let kinds: [(Round, fn(u16) -> f32, f32); 2] =
+                [(to_bf16_stochastic, from_bf16, f32::MAX), (to_f16_stochastic, from_f16, 65504.0)];
+            for (round, back, limit) in kinds {
+                if x.abs() > limit {
+                    continue;
+                }
+                let mut values: Vec<f32> = Vec::new();
+                let mut sum = 0f64;
+                for i in 0..1 << 16 {
+                    // Evenly spread in the upper bits and in the lower ones.
+                    let word = (i << 16) | i;
+                    let y = back(round(x, word));
+                    if !values.contains(&y) {
+                        values.push(y);
+                    }
+                    sum += f64::from(y);
+                }
+                assert!(values.len() <= 2 && values.iter().all(|y| y.is_finite()), "{x:e}: {values:?}");
+                let spread = values.iter().fold(0f64, |s, y| s.max((f64::from(*y) - f64::from(x)).abs()));
+                let bias = (sum / 65536.0 - f64::from(x)).abs();
+                assert!(bias <= spread * 2f64.powi(-15) + 1e-12, "{x:e}: bias {bias:e} of {spread:e}");
+            }
+        }
+        assert_eq!(to_f16_stochastic(65535.0, u32::MAX), 0x7C00);
+        assert_eq!(to_f16_stochastic(-1e30, 0), 0xFC00);
+        assert_eq!(to_f16_stochastic(1e-30, u32::MAX), 0);
+        assert_eq!(to_bf16_stochastic(f32::NEG_INFINITY, u32::MAX), 0xFF80);
+        assert_eq!(to_bf16_stochastic(f32::NAN, 0), 0x7FC0);
     }
 
     #[test]

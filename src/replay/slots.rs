@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, Exec, Ids, List, MAX_HOST_LIST, Mamba2Args,
-    Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, Ids, List, MAX_HOST_LIST,
+    Mamba2Args, Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
 use super::position::Rule;
@@ -164,6 +164,13 @@ impl Slots {
         self.backend().check_exec(exec)?;
         let pools = self.pools();
         let views: Vec<&PoolView> = pools.iter().map(|p| &p.view).collect();
+        if let Some(pool) = views.iter().find(|v| args.convert && !v.config.format.is_lossless()) {
+            return Err(Error::invalid(
+                "reset_args.convert",
+                1,
+                format!("0, because pool {} has a 16-bit format: its slots are too small for a fp32 state", pool.index),
+            ));
+        }
         self.backend().reset(&self.view, &views, list, args, exec)
     }
 
@@ -340,6 +347,17 @@ impl Layers {
         backend.mamba2(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
+    /// A delta-rule step or extend of one layer.
+    pub fn delta(&self, layer: i64, mode: Mode, batch: Batch, args: &DeltaArgs, exec: &Exec) -> Result<()> {
+        self.check_layer(layer)?;
+        let batch = self.check_batch(batch, mode)?;
+        args.check(&self.view.config, &batch)?;
+        let args = &args.with_default_scale(&self.view.config);
+        let backend = self.slots.backend();
+        backend.check_exec(exec)?;
+        backend.delta(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
+    }
+
     /// A convolution step or extend of one layer.
     pub fn conv1d(&self, layer: i64, mode: Mode, batch: Batch, args: &ConvArgs, exec: &Exec) -> Result<()> {
         self.check_layer(layer)?;
@@ -402,8 +420,8 @@ impl PoolView {
     /// Tags of a slot that belong to one position: how many there are, and whether they lie with the ring.
     pub fn tag_count(&self) -> (usize, bool) {
         match &self.config.family {
-            Family::Mamba2(d) => (d.nheads * d.tiles(), false),
             Family::Conv1d(c) => (c.tiles(), true),
+            family => (family.state().map_or(0, |s| s.heads * s.tiles()), false),
         }
     }
 }

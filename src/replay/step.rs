@@ -6,6 +6,29 @@
 use super::config::{MAX_DIM, TILE_ROWS};
 use super::numerics::{CLASSES, Decay, decay, reduce};
 
+/// What happens to a tile's columns in front of a token.
+#[allow(clippy::large_enum_variant, reason = "lives on the stack for one token")]
+pub enum Decays {
+    /// One log decay for all.
+    Head(Decay),
+    /// One per column: the factors, and for each whether it is slow.
+    Columns(Columns, [bool; MAX_COLUMNS]),
+}
+
+impl Decays {
+    /// The decays of a token whose log decays per column are `g`.
+    #[inline(always)]
+    pub fn columns(g: &Columns, n: usize) -> Self {
+        let mut factors = Columns::zero();
+        let mut slow = [false; MAX_COLUMNS];
+        for ((factor, slow), &g) in factors.0.iter_mut().zip(&mut slow).zip(&g.0).take(n) {
+            let d = Decay::new(g);
+            (*factor, *slow) = (d.factor, d.slow);
+        }
+        Decays::Columns(factors, slow)
+    }
+}
+
 /// Widest padded row.
 pub const MAX_COLUMNS: usize = MAX_DIM as usize;
 
@@ -82,6 +105,28 @@ impl Tile {
                 *s = xd.mul_add(b, decay(*s, d));
             }
         }
+    }
+
+    /// Delta rule: `u = beta (v - S' . k)`, `S = fma(u, k, S')`. Returns u; k is normalised.
+    #[inline(always)]
+    pub fn delta(&mut self, d: &Decays, k: &Columns, beta: f32, v: &[f32; TILE_ROWS]) -> [f32; TILE_ROWS] {
+        let (padded, columns) = (self.padded, self.columns);
+        let mut u = [0f32; TILE_ROWS];
+        for ((row, u), &v) in self.values.chunks_exact_mut(padded).zip(&mut u).zip(v).take(self.rows) {
+            match d {
+                Decays::Head(d) => row[..columns].iter_mut().for_each(|s| *s = decay(*s, *d)),
+                Decays::Columns(factors, slow) => {
+                    for ((s, &factor), &slow) in row[..columns].iter_mut().zip(&factors.0).zip(slow) {
+                        *s = decay(*s, Decay { factor, slow });
+                    }
+                }
+            }
+            *u = beta * (v - dot(row, &k.0));
+            for (s, &k) in row[..columns].iter_mut().zip(&k.0) {
+                *s = u.mul_add(k, *s);
+            }
+        }
+        u
     }
 
     /// The canonical dot product of every row with `c`.

@@ -1,20 +1,23 @@
 //! Everything in a slot's life but the step: commit, reset, import, export, rewind, reading positions.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Cpu;
 use super::conv1d::ConvRing;
 use super::counters::{Counters, Place, Tally};
+use super::delta;
 use super::isa::dispatch;
-use super::mamba2::{HeadState, layout_of};
+use super::mamba2;
 use super::raw;
 use super::rows::{Row, check_list, entry, position, resolve};
+use super::tiles::Checkpoint;
 use crate::error::{Error, Result};
 use crate::replay::config::{ConvDims, Family, Format, TILE_ROWS};
 use crate::replay::launch::{
     Address, Batch, CommitArgs, Cursor, Exec, List, PoolView, ResetArgs, SlotsView, StateTensor, Where, fault,
 };
-use crate::replay::layout::{Component, Mamba2Layout};
+use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::split;
 use crate::replay::position::{MAX_POSITION, accepted};
 use crate::replay::step::Tile;
@@ -125,18 +128,10 @@ pub(super) fn reset(
             let (i, layer, unit) = (item / (layers * units), item / units % layers, (item % units) as usize);
             let Some((slot, ring, position)) = placed(slots, list, i, args.position, |_| 0, pool.index) else { return };
             match &pool.config.family {
-                Family::Mamba2(_) => {
-                    if let Some(layout) = layout_of(slots, pool) {
-                        reset_head(
-                            &HeadState::new(slots, pool, &layout, layer, slot, ring, unit),
-                            pool,
-                            &layout,
-                            layer,
-                            slot,
-                            unit,
-                            position,
-                            args,
-                        );
+                Family::Mamba2(_) | Family::Delta(_) => {
+                    if let Some(layout) = StateLayout::of(&pool.config) {
+                        let checkpoint = Checkpoint::new(slots, pool, &layout, layer, slot, ring, unit);
+                        reset_head(&checkpoint, position, args);
                     }
                 }
                 Family::Conv1d(dims) => {
@@ -186,35 +181,22 @@ pub(super) fn reset(
 /// Work items of one layer and entry: heads, or channel tiles.
 fn units_of(pool: &PoolView) -> i64 {
     match &pool.config.family {
-        Family::Mamba2(d) => d.nheads as i64,
         Family::Conv1d(c) => c.tiles() as i64,
+        family => family.state().map_or(0, |s| s.heads as i64),
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]
-fn reset_head(
-    state: &HeadState<'_>,
-    pool: &PoolView,
-    layout: &Mamba2Layout,
-    layer: i64,
-    slot: i64,
-    head: usize,
-    position: i64,
-    args: &ResetArgs,
-) {
-    let dims = &layout.dims;
-    let bytes = dims.headdim * dims.dstate * 4;
-    let at = pool.part(Component::Checkpoint, layer, slot).offset(layout.state_row(head, 0) as i64);
+fn reset_head(checkpoint: &Checkpoint<'_>, position: i64, args: &ResetArgs) {
+    let layout = checkpoint.layout;
     if !args.keep_checkpoint {
-        // SAFETY: the bytes of one head's state in either format.
-        unsafe { raw::zero(at, bytes) };
+        // SAFETY: the bytes of one head's state.
+        unsafe { raw::zero(checkpoint.address(), layout.head_bytes()) };
     } else if args.convert && layout.format == Format::Split32 {
         // SAFETY: the bytes of one head's state, which only this item touches.
-        let words = unsafe { raw::slice_mut::<u16>(at, bytes / 2) };
-        to_planes(words);
+        to_planes(unsafe { raw::slice_mut::<u16>(checkpoint.address(), layout.head_bytes() / 2) });
     }
-    for tile in 0..dims.tiles() {
-        state.set_tag(tile, position);
+    for tile in 0..layout.dims.tiles() {
+        checkpoint.set_tag(tile, position);
     }
 }
 
@@ -278,18 +260,17 @@ pub(super) fn import(
         let current = |ring| position(slots, ring);
         let Some((slot, ring, position)) = placed(slots, list, i, positions, current, pool.index) else { return };
         match &pool.config.family {
-            Family::Mamba2(_) => {
-                let Some(layout) = layout_of(slots, pool) else { return };
-                let state = HeadState::new(slots, pool, &layout, layer, slot, ring, unit);
+            Family::Mamba2(_) | Family::Delta(_) => {
+                let Some(layout) = StateLayout::of(&pool.config) else { return };
+                let checkpoint = Checkpoint::new(slots, pool, &layout, layer, slot, ring, unit).nearest();
                 let mut tally = Tally::default();
                 for tile in 0..layout.dims.tiles() {
-                    let rows = state.tile_rows(tile);
-                    let mut values = Tile::zero(rows.len(), layout.dims.dstate);
+                    let rows = checkpoint.rows(tile);
+                    let mut values = Tile::zero(rows.len(), layout.dims.columns);
                     for (r, row) in rows.enumerate() {
                         load_row(src, i, index, unit as i64, row as i64, values.row_mut(r));
                     }
-                    state.store(tile, &values, &mut tally);
-                    state.set_tag(tile, position);
+                    checkpoint.store(tile, &mut values, position, &mut tally);
                 }
                 Counters::of(slots).add(&tally);
             }
@@ -386,30 +367,51 @@ fn export_unit(job: &Export<'_>, i: i64, index: i64, unit: usize) {
     let at = job.at.map_or(committed, |array| at_i64(array, i));
     let not_held = || Counters::of(slots).fault(fault::POSITION, Place { id: slot, row: i, pool: pool.index, layer });
     match &pool.config.family {
-        Family::Mamba2(_) => {
-            let Some(layout) = layout_of(slots, pool) else { return };
-            let state = HeadState::new(slots, pool, &layout, layer, slot, ring, unit);
-            let mut tiles = 0..layout.dims.tiles();
-            if tiles.any(|tile| {
-                let tag = state.tag(tile);
-                at > committed || at < tag || !slots.rule.tag_is_valid(committed, tag)
-            }) {
-                not_held();
-                return;
-            }
-            let mut tally = Tally::default();
-            let mut values = Tile::zero(TILE_ROWS, layout.dims.dstate);
-            for tile in 0..layout.dims.tiles() {
-                state.load(tile, &mut values, &mut tally);
-                state.replay(pool.config.io, tile, state.tag(tile)..at, &mut values, &mut tally);
-                for (r, row) in state.tile_rows(tile).enumerate() {
-                    store_row(dst, i, index, unit as i64, row as i64, values.row(r));
-                }
-            }
-            Counters::of(slots).add(&tally);
+        Family::Mamba2(dims) => {
+            let Some(layout) = StateLayout::of(&pool.config) else { return };
+            let state = mamba2::HeadState::new(slots, pool, dims, &layout, layer, slot, ring, unit);
+            let replay = |tile, range, values: &mut Tile, tally: &mut Tally| state.replay(tile, range, values, tally);
+            export_head(job, &state.checkpoint, i, index, at, committed, not_held, replay);
+        }
+        Family::Delta(dims) => {
+            let Some(layout) = StateLayout::of(&pool.config) else { return };
+            let state = delta::HeadState::new(slots, pool, dims, &layout, layer, slot, ring, unit);
+            let replay = |tile, range, values: &mut Tile, tally: &mut Tally| state.replay(tile, range, values, tally);
+            export_head(job, &state.checkpoint, i, index, at, committed, not_held, replay);
         }
         Family::Conv1d(dims) => export_window(job, dims, layer, i, index, unit, ring, at, committed, not_held),
     }
+}
+
+/// A head's state at a held position: the checkpoint with history replayed on it, in registers.
+#[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]
+#[inline(always)]
+fn export_head(
+    job: &Export<'_>,
+    checkpoint: &Checkpoint<'_>,
+    i: i64,
+    index: i64,
+    at: i64,
+    committed: i64,
+    not_held: impl Fn(),
+    replay: impl Fn(usize, Range<i64>, &mut Tile, &mut Tally),
+) {
+    let dims = checkpoint.layout.dims;
+    let tags = checkpoint.valid_tags(job.slots, committed);
+    let Some(tags) = tags.filter(|tags| at <= committed && tags.iter().take(dims.tiles()).all(|&tag| at >= tag)) else {
+        not_held();
+        return;
+    };
+    let mut tally = Tally::default();
+    let mut values = Tile::zero(TILE_ROWS, dims.columns);
+    for (tile, &tag) in tags.iter().enumerate().take(dims.tiles()) {
+        checkpoint.load(tile, &mut values, &mut tally);
+        replay(tile, tag..at, &mut values, &mut tally);
+        for (r, row) in checkpoint.rows(tile).enumerate() {
+            store_row(job.dst, i, index, checkpoint.head as i64, row as i64, values.row(r));
+        }
+    }
+    Counters::of(job.slots).add(&tally);
 }
 
 #[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]

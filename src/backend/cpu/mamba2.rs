@@ -17,228 +17,112 @@ use super::counters::{Counters, Place, Tally};
 use super::isa::dispatch;
 use super::raw;
 use super::rows::{Row, Span, flush_mask, position, resolve};
-use crate::replay::config::{Family, Format, MAX_DIM, Mamba2Dims, Readout, TILE_ROWS};
-use crate::replay::launch::{Address, Batch, Exec, Mamba2Args, Mode, PoolView, SlotsView, fault};
-use crate::replay::layout::{Component, Mamba2Layout};
-use crate::replay::numerics::{Decay, canonical, exp, from_bf16, join, silu, softplus, split};
+use super::tiles::{Checkpoint, MAX_HISTORY, MAX_PARALLEL, Records};
+use crate::dtype::Dtype;
+use crate::replay::config::{Family, MAX_DIM, Mamba2Dims, Readout, TILE_ROWS};
+use crate::replay::launch::{Batch, Exec, Mamba2Args, Mode, PoolView, SlotsView, Tensor, fault};
+use crate::replay::layout::{Component, StateLayout};
+use crate::replay::numerics::{Decay, exp, silu, softplus};
 use crate::replay::position::StepView;
-use crate::replay::step::{Columns, Tile, dot};
+use crate::replay::step::{Columns, Tile, dot, padded};
 
-/// Tiles of a head at most.
-const MAX_TILES: usize = MAX_DIM as usize / TILE_ROWS;
-/// Records that a history holds at most: W + keep.
-const MAX_HISTORY: usize = 512;
-/// Tokens of a step at most.
-const MAX_TOKENS: usize = 256;
 /// Tokens for which the parallel readout loads a checkpoint tile once.
 const TOKEN_BLOCK: usize = 8;
 
 /// One layer's memory of one slot and ring, of one head.
 #[derive(Clone, Copy)]
 pub(super) struct HeadState<'a> {
-    layout: &'a Mamba2Layout,
+    pub(super) checkpoint: Checkpoint<'a>,
     slots: &'a SlotsView,
-    head: usize,
-    checkpoint: Address,
-    tags: Address,
-    x: Address,
-    b: Address,
-    dt: Address,
-}
-
-/// The layout of a pool; none for other families.
-pub(super) fn layout_of(slots: &SlotsView, pool: &PoolView) -> Option<Mamba2Layout> {
-    match &pool.config.family {
-        Family::Mamba2(dims) => Some(Mamba2Layout {
-            dims: *dims,
-            rows: slots.rule.rows() as usize,
-            io: pool.config.io.size(),
-            format: pool.config.format,
-        }),
-        Family::Conv1d(_) => None,
-    }
+    dims: &'a Mamba2Dims,
+    io: Dtype,
+    x: Records,
+    b: Records,
+    dt: Records,
 }
 
 impl<'a> HeadState<'a> {
+    #[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]
+    #[inline(always)]
     pub(super) fn new(
         slots: &'a SlotsView,
         pool: &PoolView,
-        layout: &'a Mamba2Layout,
+        dims: &'a Mamba2Dims,
+        layout: &'a StateLayout,
         layer: i64,
         slot: i64,
         ring: i64,
         head: usize,
     ) -> Self {
+        let io = pool.config.io;
+        let records = |component, bytes| Records::new(slots, pool, component, layer, ring, bytes);
         HeadState {
-            layout,
+            checkpoint: Checkpoint::new(slots, pool, layout, layer, slot, ring, head),
             slots,
-            head,
-            checkpoint: pool.part(Component::Checkpoint, layer, slot),
-            tags: pool.part(Component::Tags, layer, slot),
-            x: pool.part(Component::X, layer, ring),
-            b: pool.part(Component::B, layer, ring),
-            dt: pool.part(Component::Dt, layer, ring),
+            dims,
+            io,
+            x: records(Component::X, dims.headdim * io.size()),
+            b: records(Component::B, dims.dstate * io.size()),
+            dt: records(Component::Dt, 8),
         }
     }
 
-    fn dims(&self) -> &Mamba2Dims {
-        &self.layout.dims
-    }
-
-    /// Rows of a tile within the head.
     #[inline(always)]
-    pub(super) fn tile_rows(&self, tile: usize) -> Range<usize> {
-        let first = tile * TILE_ROWS;
-        first..(first + TILE_ROWS).min(self.dims().headdim)
+    fn head(&self) -> usize {
+        self.checkpoint.head
     }
 
     #[inline(always)]
-    pub(super) fn tag(&self, tile: usize) -> i64 {
-        // SAFETY: the layout gives the place of this tile's tag in the slot's tags.
-        unsafe { raw::tag(self.tags.offset(self.layout.tag(self.head, tile) as i64)) }.load(Relaxed)
+    fn group(&self) -> usize {
+        self.head() / self.dims.heads_per_group()
     }
 
     #[inline(always)]
-    pub(super) fn set_tag(&self, tile: usize, tag: i64) {
-        // SAFETY: the layout gives the place of this tile's tag in the slot's tags.
-        unsafe { raw::tag(self.tags.offset(self.layout.tag(self.head, tile) as i64)) }.store(tag, Relaxed);
-    }
-
-    /// Loads a checkpoint tile, losslessly.
-    #[inline(always)]
-    pub(super) fn load(&self, tile: usize, into: &mut Tile, tally: &mut Tally) {
-        let rows = self.tile_rows(tile);
-        let n = self.dims().dstate;
-        into.reshape(rows.len());
-        tally.checkpoint_read += (rows.len() * n * 4) as u64;
-        for (i, row) in rows.enumerate() {
-            let target = into.row_mut(i);
-            match self.layout.format {
-                Format::F32 => {
-                    let at = self.checkpoint.offset(self.layout.state_row(self.head, row) as i64);
-                    // SAFETY: a state row of the checkpoint, which only this item touches.
-                    target.copy_from_slice(unsafe { raw::slice::<f32>(at, n) });
-                }
-                Format::Split32 => {
-                    let (high, low) = self.layout.planes(self.head, row);
-                    // SAFETY: a row of the high plane, which only this item touches.
-                    let high = unsafe { raw::slice::<u16>(self.checkpoint.offset(high as i64), n) };
-                    // SAFETY: a row of the low plane, which only this item touches.
-                    let low = unsafe { raw::slice::<i16>(self.checkpoint.offset(low as i64), n) };
-                    for ((t, &h), &l) in target.iter_mut().zip(high).zip(low) {
-                        *t = join(h, l);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Loads a tile's high plane.
-    #[inline(always)]
-    fn load_high(&self, tile: usize, into: &mut Tile, tally: &mut Tally) {
-        let rows = self.tile_rows(tile);
-        let n = self.dims().dstate;
-        into.reshape(rows.len());
-        tally.checkpoint_read += (rows.len() * n * 2) as u64;
-        for (i, row) in rows.enumerate() {
-            let (high, _) = self.layout.planes(self.head, row);
-            // SAFETY: a row of the high plane, which only this item touches.
-            let high = unsafe { raw::slice::<u16>(self.checkpoint.offset(high as i64), n) };
-            into.row_mut(i).iter_mut().zip(high).for_each(|(t, &h)| *t = from_bf16(h));
-        }
-    }
-
-    /// Stores a checkpoint tile.
-    #[inline(always)]
-    pub(super) fn store(&self, tile: usize, from: &Tile, tally: &mut Tally) {
-        let rows = self.tile_rows(tile);
-        let n = self.dims().dstate;
-        tally.checkpoint_written += (rows.len() * n * 4) as u64;
-        for (i, row) in rows.enumerate() {
-            let source = from.row(i);
-            match self.layout.format {
-                Format::F32 => {
-                    let at = self.checkpoint.offset(self.layout.state_row(self.head, row) as i64);
-                    // SAFETY: a state row of the checkpoint, which only this item touches.
-                    let target = unsafe { raw::slice_mut::<f32>(at, n) };
-                    target.iter_mut().zip(source).for_each(|(t, &s)| *t = canonical(s));
-                }
-                Format::Split32 => {
-                    let (high, low) = self.layout.planes(self.head, row);
-                    // SAFETY: a row of the high plane, which only this item touches.
-                    let high = unsafe { raw::slice_mut::<u16>(self.checkpoint.offset(high as i64), n) };
-                    // SAFETY: a row of the low plane, which only this item touches; the planes do not overlap.
-                    let low = unsafe { raw::slice_mut::<i16>(self.checkpoint.offset(low as i64), n) };
-                    for ((h, l), &s) in high.iter_mut().zip(low).zip(source) {
-                        (*h, *l) = split(canonical(s));
-                    }
-                }
-            }
-        }
+    fn row(&self, position: i64) -> usize {
+        self.slots.rule.row(position) as usize
     }
 
     /// dt and g of the record of token `position`.
     #[inline(always)]
     fn record_gates(&self, position: i64, tally: &mut Tally) -> (f32, f32) {
-        let row = self.slots.rule.row(position) as usize;
         tally.ring_read += 8;
         let mut pair = [0f32; 2];
-        let at = self.dt.offset(self.layout.dt(self.head, row) as i64);
         // SAFETY: a record of this head in the ring.
-        unsafe { raw::load(at, crate::dtype::Dtype::F32, &mut pair) };
+        unsafe { raw::load(self.dt.at(self.head(), self.row(position)), Dtype::F32, &mut pair) };
         let [dt, g] = pair;
         (dt, g)
     }
 
     /// B of the record of token `position`.
     #[inline(always)]
-    fn record_b(&self, io: crate::dtype::Dtype, position: i64, into: &mut Columns, tally: &mut Tally) {
-        let row = self.slots.rule.row(position) as usize;
-        let group = self.head / self.dims().heads_per_group();
-        let n = self.dims().dstate;
-        tally.ring_read += (n * self.layout.io) as u64;
-        let at = self.b.offset(self.layout.b(group, row) as i64);
-        if let Some(target) = into.0.get_mut(..n) {
+    fn record_b(&self, position: i64, into: &mut Columns, tally: &mut Tally) {
+        tally.ring_read += self.b.bytes() as u64;
+        if let Some(target) = into.0.get_mut(..self.dims.dstate) {
             // SAFETY: a record of this group in the ring; no item writes rows of history.
-            unsafe { raw::load(at, io, target) };
+            unsafe { raw::load(self.b.at(self.group(), self.row(position)), self.io, target) };
         }
     }
 
     /// x of the record of token `position`, state rows `rows`.
     #[inline(always)]
-    fn record_x(
-        &self,
-        io: crate::dtype::Dtype,
-        position: i64,
-        rows: Range<usize>,
-        into: &mut [f32],
-        tally: &mut Tally,
-    ) {
-        let row = self.slots.rule.row(position) as usize;
-        tally.ring_read += (rows.len() * self.layout.io) as u64;
-        let at = self.x.offset((self.layout.x(self.head, row) + rows.start * self.layout.io) as i64);
+    fn record_x(&self, position: i64, rows: Range<usize>, into: &mut [f32], tally: &mut Tally) {
+        tally.ring_read += (rows.len() * self.io.size()) as u64;
+        let at = self.x.at(self.head(), self.row(position)).offset((rows.start * self.io.size()) as i64);
         if let Some(target) = into.get_mut(..rows.len()) {
             // SAFETY: a record of this head in the ring.
-            unsafe { raw::load(at, io, target) };
+            unsafe { raw::load(at, self.io, target) };
         }
     }
 
-    /// Replays the records `[from, to)` on a tile.
+    /// Replays records on a tile.
     #[inline(always)]
-    pub(super) fn replay(
-        &self,
-        io: crate::dtype::Dtype,
-        tile: usize,
-        range: Range<i64>,
-        state: &mut Tile,
-        tally: &mut Tally,
-    ) {
+    pub(super) fn replay(&self, tile: usize, range: Range<i64>, state: &mut Tile, tally: &mut Tally) {
         let mut b = Columns::zero();
         let mut x = [0f32; TILE_ROWS];
         for p in range {
             let (dt, g) = self.record_gates(p, tally);
-            self.record_b(io, p, &mut b, tally);
-            self.record_x(io, p, self.tile_rows(tile), &mut x, tally);
+            self.record_b(p, &mut b, tally);
+            self.record_x(p, self.checkpoint.rows(tile), &mut x, tally);
             state.update(Decay::new(g), &x.map(|x| dt * x), &b);
         }
     }
@@ -247,7 +131,8 @@ impl<'a> HeadState<'a> {
 struct Kernel<'a> {
     slots: &'a SlotsView,
     pool: &'a PoolView,
-    layout: Mamba2Layout,
+    dims: &'a Mamba2Dims,
+    layout: StateLayout,
     layer: i64,
     mode: Mode,
     batch: &'a Batch,
@@ -266,11 +151,10 @@ pub(super) fn run(
     args: &Mamba2Args,
     exec: &Exec,
 ) {
-    let Some(layout) = layout_of(slots, pool) else { return };
-    let kernel = Kernel { slots, pool, layout, layer, mode, batch, args };
-    let kernel = &kernel;
+    let (Family::Mamba2(dims), Some(layout)) = (&pool.config.family, StateLayout::of(&pool.config)) else { return };
+    let kernel = &Kernel { slots, pool, dims, layout, layer, mode, batch, args };
     let by_group = batch.keep_tail > 0;
-    let per_row = if by_group { layout.dims.ngroups } else { layout.dims.nheads } as i64;
+    let per_row = if by_group { dims.ngroups } else { dims.nheads } as i64;
     cpu.for_each(exec, batch.n_rows * per_row, |item| {
         let (row, unit) = (item / per_row, (item % per_row) as usize);
         dispatch!(cpu.isa, work(kernel: &Kernel<'_>, row: i64, unit: usize));
@@ -281,7 +165,7 @@ pub(super) fn run(
 fn work(kernel: &Kernel<'_>, row: i64, unit: usize) {
     let mut tally = Tally::default();
     if kernel.batch.keep_tail > 0 {
-        let per_group = kernel.layout.dims.heads_per_group();
+        let per_group = kernel.dims.heads_per_group();
         let mut any = None;
         for head in unit * per_group..(unit + 1) * per_group {
             any = kernel.head(row, head, &mut tally).or(any);
@@ -308,7 +192,7 @@ struct Live<'a> {
 
 impl<'a> Live<'a> {
     fn state_of(&self, head: usize) -> HeadState<'a> {
-        HeadState { head, ..self.state }
+        HeadState { checkpoint: self.state.checkpoint.on_head(head), ..self.state }
     }
 }
 
@@ -340,9 +224,9 @@ impl<'a> Kernel<'a> {
 
     /// B or C of an input token.
     #[inline(always)]
-    fn columns(&self, tensor: &crate::replay::launch::Tensor, span: &Span, t: i64, head: usize, into: &mut Columns) {
-        let group = (head / self.layout.dims.heads_per_group()) as i64;
-        if let Some(target) = into.0.get_mut(..self.layout.dims.dstate) {
+    fn columns(&self, tensor: &Tensor, span: &Span, t: i64, head: usize, into: &mut Columns) {
+        let group = (head / self.dims.heads_per_group()) as i64;
+        if let Some(target) = into.0.get_mut(..self.dims.dstate) {
             // SAFETY: a row of the caller's B or C, inside the extents that were checked.
             unsafe { raw::load(span.at(tensor, t, group), tensor.dtype, target) };
         }
@@ -350,15 +234,7 @@ impl<'a> Kernel<'a> {
 
     /// x or z of an input token, state rows `rows`.
     #[inline(always)]
-    fn channels(
-        &self,
-        tensor: &crate::replay::launch::Tensor,
-        span: &Span,
-        t: i64,
-        head: usize,
-        rows: Range<usize>,
-        into: &mut [f32],
-    ) {
+    fn channels(&self, tensor: &Tensor, span: &Span, t: i64, head: usize, rows: Range<usize>, into: &mut [f32]) {
         let at = span.at(tensor, t, head as i64).offset((rows.start * tensor.dtype.size()) as i64);
         if let Some(target) = into.get_mut(..rows.len()) {
             // SAFETY: a part of a row of the caller's x or z, inside the extents that were checked.
@@ -410,38 +286,32 @@ impl<'a> Kernel<'a> {
     fn zero_outputs(&self, span: &Span, head: usize) {
         let zeros = [0f32; MAX_DIM as usize];
         for t in 0..span.len {
-            self.write_out(span, t, head, 0..self.layout.dims.headdim, &zeros);
+            self.write_out(span, t, head, 0..self.dims.headdim, &zeros);
         }
     }
 
     /// Records dt, g and x of input token `t`.
     #[inline(always)]
     fn write_record(&self, at: &Live<'_>, t: i64, tally: &mut Tally) {
-        let state = &at.state;
+        let (state, head) = (&at.state, at.state.head());
         let row = self.slots.rule.row(at.position + t) as usize;
-        let (dt, g) = self.gates(&at.span, t, state.head);
-        let to = state.dt.offset(self.layout.dt(state.head, row) as i64);
+        let (dt, g) = self.gates(&at.span, t, head);
         // SAFETY: a record of this head in the ring, in a row that holds no history.
-        unsafe { raw::store(to, crate::dtype::Dtype::F32, &[dt, g]) };
-        let bytes = self.layout.dims.headdim * self.layout.io;
-        let from = at.span.at(&self.args.x, t, state.head as i64);
-        let to = state.x.offset(self.layout.x(state.head, row) as i64);
+        unsafe { raw::store(state.dt.at(head, row), Dtype::F32, &[dt, g]) };
+        let from = at.span.at(&self.args.x, t, head as i64);
         // SAFETY: from the caller's x into a record of this head in the ring.
-        unsafe { raw::copy(from, to, bytes) };
-        tally.ring_written += (bytes + 8) as u64;
+        unsafe { raw::copy(from, state.x.at(head, row), state.x.bytes()) };
+        tally.ring_written += (state.x.bytes() + 8) as u64;
     }
 
     /// Records B of input token `t`, once per group.
     #[inline(always)]
     fn write_b(&self, state: &HeadState<'_>, at: &Live<'_>, t: i64, tally: &mut Tally) {
         let row = self.slots.rule.row(at.position + t) as usize;
-        let group = state.head / self.layout.dims.heads_per_group();
-        let bytes = self.layout.dims.dstate * self.layout.io;
-        let from = at.span.at(&self.args.b, t, group as i64);
-        let to = state.b.offset(self.layout.b(group, row) as i64);
+        let from = at.span.at(&self.args.b, t, state.group() as i64);
         // SAFETY: from the caller's B into a record of this group in the ring, in a row that holds no history.
-        unsafe { raw::copy(from, to, bytes) };
-        tally.ring_written += bytes as u64;
+        unsafe { raw::copy(from, state.b.at(state.group(), row), state.b.bytes()) };
+        tally.ring_written += state.b.bytes() as u64;
     }
 
     /// Everything that one head of one row does. None if the row was null, empty or faulty.
@@ -461,20 +331,15 @@ impl<'a> Kernel<'a> {
             return None;
         }
         let position = position(slots, ring);
-        let state = HeadState::new(slots, self.pool, &self.layout, self.layer, slot, ring, head);
+        let state = HeadState::new(slots, self.pool, self.dims, &self.layout, self.layer, slot, ring, head);
         let at = Live { span, position, state };
-        let tiles = self.layout.dims.tiles();
-        let mut tags = [0i64; MAX_TILES];
-        for (tile, tag) in tags.iter_mut().enumerate().take(tiles) {
-            *tag = state.tag(tile);
-            if !slots.rule.tag_is_valid(position, *tag) {
-                let place = Place { id: slot, row, pool: self.pool.index, layer: self.layer };
-                Counters::of(slots).fault(fault::POSITION, place);
-                self.zero_outputs(&span, head);
-                return None;
-            }
-        }
-        let tags = tags.get_mut(..tiles)?;
+        let Some(mut tags) = state.checkpoint.valid_tags(slots, position) else {
+            let place = Place { id: slot, row, pool: self.pool.index, layer: self.layer };
+            Counters::of(slots).fault(fault::POSITION, place);
+            self.zero_outputs(&span, head);
+            return None;
+        };
+        let tags = tags.get_mut(..self.layout.dims.tiles())?;
         match self.mode {
             Mode::Extend => {
                 let stop = position + self.tail_of(&at).start;
@@ -488,25 +353,26 @@ impl<'a> Kernel<'a> {
             Mode::Step => {
                 for t in 0..span.len {
                     self.write_record(&at, t, tally);
-                    if head.is_multiple_of(self.layout.dims.heads_per_group()) {
+                    if head.is_multiple_of(self.dims.heads_per_group()) {
                         self.write_b(&state, &at, t, tally);
                     }
                 }
                 // SAFETY: ring ids are checked by `resolve`.
                 let flush_before = unsafe { raw::cursor(slots.cursors, ring) }.flush_before.load(Relaxed);
                 let flush = flush_mask(batch, row);
+                let serial = self.pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL as i64;
                 for (tile, tag) in tags.iter_mut().enumerate() {
                     let folds =
                         slots.rule.folds(StepView { position, tag: *tag, tokens: span.len, flush_before, flush });
                     tally.flushes += u64::from(folds > 0);
-                    if self.pool.config.readout == Readout::Exact {
+                    if serial {
                         self.serial(&at, tile, *tag, *tag + folds, tally);
                     } else if folds > 0 {
                         self.fold(&at, tile, *tag, folds, tally);
                     }
                     *tag += folds;
                 }
-                if self.pool.config.readout != Readout::Exact {
+                if !serial {
                     self.parallel(&at, tags, tally);
                 }
             }
@@ -517,32 +383,27 @@ impl<'a> Kernel<'a> {
     /// Folds the first `folds` records of a tile's history.
     #[inline(always)]
     fn fold(&self, at: &Live<'_>, tile: usize, tag: i64, folds: i64, tally: &mut Tally) {
-        let mut state = Tile::zero(at.state.tile_rows(tile).len(), self.layout.dims.dstate);
-        at.state.load(tile, &mut state, tally);
-        at.state.replay(self.pool.config.io, tile, tag..tag + folds, &mut state, tally);
-        at.state.store(tile, &state, tally);
-        at.state.set_tag(tile, tag + folds);
+        let checkpoint = &at.state.checkpoint;
+        let mut state = Tile::zero(checkpoint.rows(tile).len(), self.dims.dstate);
+        checkpoint.load(tile, &mut state, tally);
+        at.state.replay(tile, tag..tag + folds, &mut state, tally);
+        checkpoint.store(tile, &mut state, tag + folds, tally);
     }
 
     /// History and tokens one by one, the plain update's outputs; the checkpoint is stored as it stands at `stop`.
     #[inline(always)]
     fn serial(&self, at: &Live<'_>, tile: usize, tag: i64, stop: i64, tally: &mut Tally) {
-        let rows = at.state.tile_rows(tile);
-        let io = self.pool.config.io;
-        let head = at.state.head;
-        let mut state = Tile::zero(rows.len(), self.layout.dims.dstate);
-        at.state.load(tile, &mut state, tally);
-        let save = |state: &Tile, tally: &mut Tally| {
-            if stop > tag {
-                at.state.store(tile, state, tally);
-                at.state.set_tag(tile, stop);
-            }
-        };
+        let (checkpoint, head) = (&at.state.checkpoint, at.state.head());
+        let rows = checkpoint.rows(tile);
+        let mut state = Tile::zero(rows.len(), self.dims.dstate);
+        checkpoint.load(tile, &mut state, tally);
         let committed = stop.min(at.position);
-        at.state.replay(io, tile, tag..committed, &mut state, tally);
+        at.state.replay(tile, tag..committed, &mut state, tally);
         if stop <= at.position {
-            save(&state, tally);
-            at.state.replay(io, tile, committed..at.position, &mut state, tally);
+            if stop > tag {
+                checkpoint.store(tile, &mut state, stop, tally);
+            }
+            at.state.replay(tile, committed..at.position, &mut state, tally);
         }
         let (mut b, mut c) = (Columns::zero(), Columns::zero());
         let mut x = [0f32; TILE_ROWS];
@@ -555,7 +416,7 @@ impl<'a> Kernel<'a> {
             let mut y = state.dot(&c);
             self.finish(&at.span, t, head, rows.clone(), &mut y);
             if at.position + t + 1 == stop {
-                save(&state, tally);
+                checkpoint.store(tile, &mut state, stop, tally);
             }
         }
     }
@@ -574,8 +435,9 @@ impl<'a> Kernel<'a> {
 
     #[inline(always)]
     fn parallel_run(&self, at: &Live<'_>, tiles: Range<usize>, tag: i64, tally: &mut Tally) {
-        let (state, head, io) = (&at.state, at.state.head, self.pool.config.io);
-        let rows = state.tile_rows(tiles.start).start..state.tile_rows(tiles.end - 1).end;
+        let (state, head) = (&at.state, at.state.head());
+        let checkpoint = &state.checkpoint;
+        let rows = checkpoint.rows(tiles.start).start..checkpoint.rows(tiles.end - 1).end;
         // Gates of the history with, for each record, the log decay from it to the committed position.
         let mut old = [(0f32, 0f32); MAX_HISTORY];
         let history = (at.position - tag) as usize;
@@ -585,12 +447,12 @@ impl<'a> Kernel<'a> {
             *gates = (dt, since);
             since += g;
         }
-        let mut own = [(0f32, 0f32); MAX_TOKENS];
+        let mut own = [(0f32, 0f32); MAX_PARALLEL];
         for (t, gates) in own.iter_mut().enumerate().take(at.span.len as usize) {
             *gates = self.gates(&at.span, t as i64, head);
         }
         let (mut b, mut x) = (Columns::zero(), [0f32; MAX_DIM as usize]);
-        let mut tile_state = Tile::zero(TILE_ROWS, self.layout.dims.dstate);
+        let mut tile_state = Tile::zero(TILE_ROWS, self.dims.dstate);
         let mut elapsed = 0f32;
         let mut block = 0i64;
         while block < at.span.len {
@@ -603,10 +465,10 @@ impl<'a> Kernel<'a> {
             let mut y = [[0f32; MAX_DIM as usize]; TOKEN_BLOCK];
             for tile in tiles.clone() {
                 match self.pool.config.readout {
-                    Readout::High => state.load_high(tile, &mut tile_state, tally),
-                    _ => state.load(tile, &mut tile_state, tally),
+                    Readout::High => checkpoint.load_high(tile, &mut tile_state, tally),
+                    _ => checkpoint.load(tile, &mut tile_state, tally),
                 }
-                let offset = state.tile_rows(tile).start - rows.start;
+                let offset = checkpoint.rows(tile).start - rows.start;
                 for (c, y) in c.iter().zip(&mut y).take(tokens) {
                     let dots = tile_state.dot(c);
                     y.iter_mut().skip(offset).zip(&dots).take(tile_state.rows()).for_each(|(y, &d)| *y = d);
@@ -620,8 +482,8 @@ impl<'a> Kernel<'a> {
                 // History, oldest first.
                 for (j, &(dt, since)) in old.iter().enumerate().take(history) {
                     let p = tag + j as i64;
-                    state.record_b(io, p, &mut b, tally);
-                    state.record_x(io, p, rows.clone(), &mut x, tally);
+                    state.record_b(p, &mut b, tally);
+                    state.record_x(p, rows.clone(), &mut x, tally);
                     let w = dt * exp(since + elapsed) * self.product(&b, c);
                     y.iter_mut().zip(&x).take(rows.len()).for_each(|(y, &x)| *y = w.mul_add(x, *y));
                 }
@@ -642,7 +504,7 @@ impl<'a> Kernel<'a> {
 
     #[inline(always)]
     fn product(&self, b: &Columns, c: &Columns) -> f32 {
-        let n = crate::replay::step::padded(self.layout.dims.dstate);
+        let n = padded(self.dims.dstate);
         match (b.0.get(..n), c.0.get(..n)) {
             (Some(b), Some(c)) => dot(b, c),
             _ => 0.0,

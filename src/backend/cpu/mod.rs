@@ -2,11 +2,13 @@
 
 mod conv1d;
 mod counters;
+mod delta;
 pub mod isa;
 mod life;
 mod mamba2;
 mod raw;
 mod rows;
+mod tiles;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -16,8 +18,8 @@ use self::counters::Counters;
 use self::isa::{FloatControl, Isa};
 use crate::error::{Error, Result};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, Exec, List, Mamba2Args, Memory, Mode, PoolView, Report,
-    ResetArgs, SlotsView, StateTensor, Stats,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
+    PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
 
 /// The CPU backend.
@@ -135,6 +137,20 @@ impl Backend for Cpu {
         exec: &Exec,
     ) -> Result<()> {
         mamba2::run(self, slots, pool, layer, mode, batch, args, exec);
+        Ok(())
+    }
+
+    fn delta(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &DeltaArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        delta::run(self, slots, pool, layer, mode, batch, args, exec);
         Ok(())
     }
 

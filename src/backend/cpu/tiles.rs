@@ -1,0 +1,264 @@
+//! Checkpoint tiles: loading, storing and their tags, the same for every family with a state.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::counters::Tally;
+use super::raw;
+use crate::dtype::Dtype;
+use crate::replay::config::{Format, MAX_DIM, TILE_ROWS};
+use crate::replay::launch::{Address, PoolView, SlotsView};
+use crate::replay::layout::{Component, StateLayout};
+use crate::replay::numerics::{
+    canonical, from_bf16, join, rounding_words, split, to_bf16, to_bf16_stochastic, to_f16, to_f16_stochastic,
+};
+use crate::replay::step::Tile;
+
+/// Tiles of a head at most.
+pub(super) const MAX_TILES: usize = MAX_DIM as usize / TILE_ROWS;
+/// Records that a history holds at most: W + keep.
+pub(super) const MAX_HISTORY: usize = 512;
+/// Longer steps are serial.
+pub(super) const MAX_PARALLEL: usize = 16;
+
+/// One layer's checkpoint of one slot, one head.
+#[derive(Clone, Copy)]
+pub(super) struct Checkpoint<'a> {
+    pub(super) layout: &'a StateLayout,
+    pub(super) head: usize,
+    data: Address,
+    tags: Address,
+    /// Key and layer of stochastic rounding.
+    stochastic: Option<(u64, u32)>,
+}
+
+impl<'a> Checkpoint<'a> {
+    /// The ring is that whose seed rounds.
+    #[inline(always)]
+    pub(super) fn new(
+        slots: &SlotsView,
+        pool: &PoolView,
+        layout: &'a StateLayout,
+        layer: i64,
+        slot: i64,
+        ring: i64,
+        head: usize,
+    ) -> Self {
+        Checkpoint {
+            layout,
+            head,
+            data: pool.part(Component::Checkpoint, layer, slot),
+            tags: pool.part(Component::Tags, layer, slot),
+            stochastic: pool.config.stochastic.then(|| {
+                // SAFETY: ring ids are checked before any work is done.
+                (unsafe { raw::cursor(slots.cursors, ring) }.seed.load(Relaxed), layer as u32)
+            }),
+        }
+    }
+
+    /// The same, rounding to nearest even: for values that come from outside.
+    pub(super) fn nearest(self) -> Self {
+        Checkpoint { stochastic: None, ..self }
+    }
+
+    /// The same slot's checkpoint of another head.
+    pub(super) fn on_head(self, head: usize) -> Self {
+        Checkpoint { head, ..self }
+    }
+
+    /// Tags of the head's tiles; none if one of them cannot be trusted at this position.
+    #[inline(always)]
+    pub(super) fn valid_tags(&self, slots: &SlotsView, position: i64) -> Option<[i64; MAX_TILES]> {
+        let mut tags = [0i64; MAX_TILES];
+        for (tile, tag) in tags.iter_mut().enumerate().take(self.layout.dims.tiles()) {
+            *tag = self.tag(tile);
+            if !slots.rule.tag_is_valid(position, *tag) {
+                return None;
+            }
+        }
+        Some(tags)
+    }
+
+    /// Rows of a tile within the head.
+    #[inline(always)]
+    pub(super) fn rows(&self, tile: usize) -> Range<usize> {
+        let first = tile * TILE_ROWS;
+        first..(first + TILE_ROWS).min(self.layout.dims.rows)
+    }
+
+    #[inline(always)]
+    pub(super) fn tag(&self, tile: usize) -> i64 {
+        // SAFETY: the layout gives the place of this tile's tag in the slot's tags.
+        unsafe { raw::tag(self.tags.offset(self.layout.tag(self.head, tile) as i64)) }.load(Relaxed)
+    }
+
+    #[inline(always)]
+    pub(super) fn set_tag(&self, tile: usize, tag: i64) {
+        // SAFETY: the layout gives the place of this tile's tag in the slot's tags.
+        unsafe { raw::tag(self.tags.offset(self.layout.tag(self.head, tile) as i64)) }.store(tag, Relaxed);
+    }
+
+    /// First byte of the head's state.
+    pub(super) fn address(&self) -> Address {
+        self.data.offset(self.layout.head(self.head) as i64)
+    }
+
+    #[inline(always)]
+    fn row(&self, row: usize) -> Address {
+        self.data.offset(self.layout.row(self.head, row) as i64)
+    }
+
+    #[inline(always)]
+    fn planes(&self, row: usize) -> (Address, Address) {
+        let (high, low) = self.layout.planes(self.head, row);
+        (self.data.offset(high as i64), self.data.offset(low as i64))
+    }
+
+    /// Loads a tile, losslessly.
+    #[inline(always)]
+    pub(super) fn load(&self, tile: usize, into: &mut Tile, tally: &mut Tally) {
+        let rows = self.rows(tile);
+        let n = self.layout.dims.columns;
+        into.reshape(rows.len());
+        tally.checkpoint_read += (rows.len() * n * self.layout.format.size()) as u64;
+        for (i, row) in rows.enumerate() {
+            let target = into.row_mut(i);
+            match self.layout.format {
+                // SAFETY: a state row of the checkpoint, which only this item touches.
+                Format::F32 => unsafe { raw::load(self.row(row), Dtype::F32, target) },
+                // SAFETY: a state row of the checkpoint, which only this item touches.
+                Format::Bf16 => unsafe { raw::load(self.row(row), Dtype::Bf16, target) },
+                // SAFETY: a state row of the checkpoint, which only this item touches.
+                Format::F16 => unsafe { raw::load(self.row(row), Dtype::F16, target) },
+                Format::Split32 => {
+                    let (high, low) = self.planes(row);
+                    // SAFETY: a row of the high plane, which only this item touches.
+                    let high = unsafe { raw::slice::<u16>(high, n) };
+                    // SAFETY: a row of the low plane, which only this item touches.
+                    let low = unsafe { raw::slice::<i16>(low, n) };
+                    for ((t, &h), &l) in target.iter_mut().zip(high).zip(low) {
+                        *t = join(h, l);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Loads a tile's bf16 view: the high plane, or the whole of a bf16 state.
+    #[inline(always)]
+    pub(super) fn load_high(&self, tile: usize, into: &mut Tile, tally: &mut Tally) {
+        if self.layout.format != Format::Split32 {
+            self.load(tile, into, tally);
+            return;
+        }
+        let rows = self.rows(tile);
+        let n = self.layout.dims.columns;
+        into.reshape(rows.len());
+        tally.checkpoint_read += (rows.len() * n * 2) as u64;
+        for (i, row) in rows.enumerate() {
+            // SAFETY: a row of the high plane, which only this item touches.
+            let high = unsafe { raw::slice::<u16>(self.planes(row).0, n) };
+            into.row_mut(i).iter_mut().zip(high).for_each(|(t, &h)| *t = from_bf16(h));
+        }
+    }
+
+    /// Stores a tile as it stands at `position`, and its tag. 16-bit formats round, and the tile becomes what was stored.
+    #[inline(always)]
+    pub(super) fn store(&self, tile: usize, from: &mut Tile, position: i64, tally: &mut Tally) {
+        let rows = self.rows(tile);
+        let n = self.layout.dims.columns;
+        tally.checkpoint_written += (rows.len() * n * self.layout.format.size()) as u64;
+        for (i, row) in rows.enumerate() {
+            let source = from.row_mut(i);
+            match self.layout.format {
+                Format::F32 => {
+                    // SAFETY: a state row of the checkpoint, which only this item touches.
+                    let target = unsafe { raw::slice_mut::<f32>(self.row(row), n) };
+                    target.iter_mut().zip(source).for_each(|(t, s)| *t = canonical(*s));
+                }
+                Format::Split32 => {
+                    let (high, low) = self.planes(row);
+                    // SAFETY: a row of the high plane, which only this item touches.
+                    let high = unsafe { raw::slice_mut::<u16>(high, n) };
+                    // SAFETY: a row of the low plane, which only this item touches; the planes do not overlap.
+                    let low = unsafe { raw::slice_mut::<i16>(low, n) };
+                    for ((h, l), s) in high.iter_mut().zip(low).zip(source) {
+                        (*h, *l) = split(canonical(*s));
+                    }
+                }
+                Format::Bf16 | Format::F16 => {
+                    // SAFETY: a state row of the checkpoint, which only this item touches.
+                    let target = unsafe { raw::slice_mut::<u16>(self.row(row), n) };
+                    self.round(row, position, source, target);
+                    // SAFETY: the row that was just written.
+                    unsafe { raw::load(self.row(row), self.dtype(), source) };
+                }
+            }
+        }
+        self.set_tag(tile, position);
+    }
+
+    fn dtype(&self) -> Dtype {
+        match self.layout.format {
+            Format::Bf16 => Dtype::Bf16,
+            Format::F16 => Dtype::F16,
+            Format::F32 | Format::Split32 => Dtype::F32,
+        }
+    }
+
+    /// Rounds a row to 16 bits.
+    #[inline(always)]
+    fn round(&self, row: usize, position: i64, source: &[f32], target: &mut [u16]) {
+        let bf16 = self.layout.format == Format::Bf16;
+        let Some((seed, layer)) = self.stochastic else {
+            for (t, &s) in target.iter_mut().zip(source) {
+                *t = if bf16 { to_bf16(s) } else { to_f16(s) };
+            }
+            return;
+        };
+        let first = self.layout.element(self.head, row);
+        let mut words = ([0u32; 4], usize::MAX);
+        for (i, (t, &s)) in target.iter_mut().zip(source).enumerate() {
+            let element = first + i;
+            if words.1 != element / 4 {
+                words = (rounding_words(seed, position, layer, (element / 4) as u32), element / 4);
+            }
+            let word = words.0.get(element % 4).copied().unwrap_or(0);
+            *t = if bf16 { to_bf16_stochastic(s, word) } else { to_f16_stochastic(s, word) };
+        }
+    }
+}
+
+/// One component of a ring of one layer: records of `bytes` each, `blocks` (heads or groups) times `rows` of them.
+#[derive(Clone, Copy)]
+pub(super) struct Records {
+    base: Address,
+    rows: usize,
+    bytes: usize,
+}
+
+impl Records {
+    #[inline(always)]
+    pub(super) fn new(
+        slots: &SlotsView,
+        pool: &PoolView,
+        component: Component,
+        layer: i64,
+        ring: i64,
+        bytes: usize,
+    ) -> Self {
+        Records { base: pool.part(component, layer, ring), rows: slots.rule.rows() as usize, bytes }
+    }
+
+    /// Address of a block's record in a ring row.
+    #[inline(always)]
+    pub(super) fn at(&self, block: usize, row: usize) -> Address {
+        self.base.offset(((block * self.rows + row) * self.bytes) as i64)
+    }
+
+    /// Bytes of a record.
+    #[inline(always)]
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
