@@ -81,6 +81,20 @@ replayssm_tensor view(T* data, Strides strides) {
   return view(data, DtypeOf<std::remove_const_t<T>>::value, strides);
 }
 
+// A dense state to import from or export to: of one layer, or of all of them (-1).
+inline replayssm_state dense_state(void* data, replayssm_dtype dtype, std::int32_t layer = -1) {
+  auto state = init<replayssm_state>();
+  state.dtype = dtype;
+  state.layer = layer;
+  state.data = data;
+  return state;
+}
+
+// To import from; as with `view`, the C struct has no const.
+inline replayssm_state dense_state(const void* data, replayssm_dtype dtype, std::int32_t layer = -1) {
+  return dense_state(const_cast<void*>(data), dtype, layer);
+}
+
 // An index array, int32 or int64.
 template <class T>
 replayssm_ids ids(const T* data, std::int64_t stride = 0) {

@@ -6,7 +6,7 @@
 
 // The build turns contraction off (-ffp-contract=off): a fused multiply-add in one row block and not in another would be
 // another sequence of operations. The AVX2 clone has no FMA either, so it computes the same bytes, only faster.
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
 #define DEMO_CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define DEMO_CLONES
@@ -18,7 +18,6 @@ namespace {
 
 constexpr int LANES = 8;
 constexpr int PANEL = 32;
-constexpr int VECTORS = PANEL / LANES;
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
 
 // One row, or two, times one panel. Named sums rather than an array of them: GCC keeps an array in memory, which costs half.

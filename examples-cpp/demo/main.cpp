@@ -168,7 +168,7 @@ const Way RANDOM = {"replay, random drafts", Update::Replay, Drafts::Random};
 
 int step_tokens(const Way& way) { return way.drafts == Drafts::None ? 1 : 1 + MAX_DRAFTS; }
 
-// Bytes in which the texts differ from the expected ones, which may go on longer.
+// Whether each text is a beginning of the expected one, which may go on longer.
 bool same_texts(const std::vector<std::string>& texts, const std::vector<std::string>& expected) {
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (expected[i].compare(0, texts[i].size(), texts[i]) != 0) return false;
@@ -332,22 +332,25 @@ class Comparison {
   bool identical_ = true, exercised_ = true;
 };
 
+// Indented, in lines of 100 columns, as far as the last whole word.
 void print_wrapped(const std::string& text) {
-  const std::size_t width = 100;
-  std::size_t line = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find_first_of(" \n", at), text.size());
-    if (line > 0 && line + 1 + (end - at) > width) {
+  std::size_t column = 0;
+  for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+    end = text.find_first_of(" \n", at);
+    if (end == std::string::npos) break;
+    const std::string word = text.substr(at, end - at);
+    if (column > 0 && column + 1 + word.size() > 100) {
       std::printf("\n");
-      line = 0;
+      column = 0;
     }
-    line += static_cast<std::size_t>(std::printf("%s%s", line == 0 ? "    " : " ", text.substr(at, end - at).c_str())) -
-            (line == 0 ? 4 : 0);
-    if (end < text.size() && text[end] == '\n') {
+    if (!word.empty()) {
+      std::printf("%s%s", column == 0 ? "    " : " ", word.c_str());
+      column += (column == 0 ? 0 : 1) + word.size();
+    }
+    if (text[end] == '\n') {
       std::printf("\n");
-      line = 0;
+      column = 0;
     }
-    at = end + 1;
   }
   std::printf("\n");
 }
@@ -383,8 +386,9 @@ int run(const Options& options) {
   if (std::to_string(scored.size()) == file.metadata("bpb_bytes")) {
     std::printf(", PyTorch %.4f", std::stod(file.metadata("bpb")));
   }
-  std::printf("\n\nThe first request's text, after \"%s\":\n\n", make_requests(heldout, sizes)[0].prompt.c_str());
-  print_wrapped(comparison.text().substr(0, 900));
+  const std::string prompt = make_requests(heldout, sizes)[0].prompt;
+  std::printf("\n\nThe first request's text; the first %zu bytes were given:\n\n", prompt.size());
+  print_wrapped(prompt + comparison.text().substr(0, 1000));
   std::printf("\n%.0f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 
   const bool identical = comparison.identical() && logits.same_bytes;

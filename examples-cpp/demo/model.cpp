@@ -50,15 +50,6 @@ replayssm_pool_desc windows_desc(const Weights& weights) {
   return desc;
 }
 
-template <class T>
-replayssm_state all_layers(T* data, replayssm_dtype dtype) {
-  auto state = replayssm::init<replayssm_state>();
-  state.dtype = dtype;
-  state.layer = -1;
-  state.data = data;
-  return state;
-}
-
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
 
 }  // namespace
@@ -101,8 +92,8 @@ Saved Model::save(const Sequence& sequence) const {
   saved.states.resize(weights_.mamba.size() * size(c.nheads * c.headdim * c.dstate));
   saved.windows.resize(weights_.mamba.size() * size(c.conv_channels * (c.conv_width - 1)));
   const replayssm_list list = replayssm::host_list(&sequence.slot, 1);
-  states_.export_state(list, nullptr, all_layers(saved.states.data(), REPLAYSSM_F32));
-  windows_.export_state(list, nullptr, all_layers(saved.windows.data(), REPLAYSSM_BF16));
+  states_.export_state(list, nullptr, replayssm::dense_state(saved.states.data(), REPLAYSSM_F32));
+  windows_.export_state(list, nullptr, replayssm::dense_state(saved.windows.data(), REPLAYSSM_BF16));
   return saved;
 }
 
@@ -113,10 +104,8 @@ void Model::restore(Sequence& sequence, const Saved& saved) {
   args.position = &saved.position;
   args.generation = &sequence.generation;
   slots_.reset(list, &args);
-  // The C struct serves exports too and has no const; an import only reads.
-  Saved& source = const_cast<Saved&>(saved);
-  states_.import_state(list, &saved.position, all_layers(source.states.data(), REPLAYSSM_F32));
-  windows_.import_state(list, &saved.position, all_layers(source.windows.data(), REPLAYSSM_BF16));
+  states_.import_state(list, &saved.position, replayssm::dense_state(saved.states.data(), REPLAYSSM_F32));
+  windows_.import_state(list, &saved.position, replayssm::dense_state(saved.windows.data(), REPLAYSSM_BF16));
   sequence.position = saved.position;
 }
 
