@@ -182,9 +182,10 @@ class Comparison {
       : weights_(weights), requests_(std::move(requests)), sizes_(sizes), corrupt_(corrupt) {}
 
   void run() {
-    std::printf("\n%-22s %-13s %5s %7s %7s %7s %8s %9s %11s %7s  %s\n", "update", "state", "batch", "threads", "bytes",
-                "drafts", "accepted", "bytes/s", "state bytes", "plain/", "text");
-    std::printf("%-22s %-13s %5s %7s %7s %7s %8s %9s %11s %7s\n", "", "", "", "", "", "/step", "/step", "", "per byte",
+    std::printf("\nA token is a byte; state bytes are loaded and stored, of checkpoints and rings, all layers.\n\n");
+    std::printf("%-22s %-13s %5s %7s %7s %7s %8s %9s %11s %7s  %s\n", "update", "state", "batch", "threads", "tokens",
+                "drafts", "accepted", "tokens/s", "state bytes", "plain/", "text");
+    std::printf("%-22s %-13s %5s %7s %7s %7s %8s %9s %11s %7s\n", "", "", "", "", "", "/step", "/step", "", "per token",
                 "this");
 
     // The texts that all others must equal: every request alone, by plain updates, on one thread.
@@ -374,7 +375,7 @@ int run(const Options& options) {
 
   Comparison comparison(weights, make_requests(heldout, sizes), sizes, options.corrupt);
   comparison.run();
-  std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in bytes/s here.\n"
+  std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s here.\n"
               "The benchmark, with states of real size in memory, shows them.\n\n");
   for (const std::string& note : comparison.notes()) std::printf("%s\n", note.c_str());
   std::printf("Draft head: %.2f drafts accepted per step, %lld rejected.\n", comparison.accepted_per_step(), comparison.rejected());

@@ -104,8 +104,9 @@ void Model::restore(Sequence& sequence, const Saved& saved) {
   args.position = &saved.position;
   args.generation = &sequence.generation;
   slots_.reset(list, &args);
-  states_.import_state(list, &saved.position, replayssm::dense_state(saved.states.data(), REPLAYSSM_F32));
-  windows_.import_state(list, &saved.position, replayssm::dense_state(saved.windows.data(), REPLAYSSM_BF16));
+  // No position: the one that the reset has just set.
+  states_.import_state(list, nullptr, replayssm::dense_state(saved.states.data(), REPLAYSSM_F32));
+  windows_.import_state(list, nullptr, replayssm::dense_state(saved.windows.data(), REPLAYSSM_BF16));
   sequence.position = saved.position;
 }
 
