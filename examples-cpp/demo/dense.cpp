@@ -81,12 +81,10 @@ DEMO_CLONES void multiply_panels(const float* panels, int n_panels, int in, cons
 }  // namespace
 
 Matrix::Matrix(const std::vector<float>& rows, int out, int in) : in_(in), padded_((out + PANEL - 1) / PANEL * PANEL) {
-  panels_.resize(static_cast<std::size_t>(padded_) * static_cast<std::size_t>(in));
-  for (int o = 0; o < out; ++o) {
-    for (int i = 0; i < in; ++i) {
-      panels_[(static_cast<std::size_t>(o / PANEL) * static_cast<std::size_t>(in) + static_cast<std::size_t>(i)) * PANEL +
-              static_cast<std::size_t>(o % PANEL)] = rows[static_cast<std::size_t>(o) * static_cast<std::size_t>(in) + static_cast<std::size_t>(i)];
-    }
+  const auto n_out = static_cast<std::size_t>(out), n_in = static_cast<std::size_t>(in);
+  panels_.resize(static_cast<std::size_t>(padded_) * n_in);
+  for (std::size_t o = 0; o < n_out; ++o) {
+    for (std::size_t i = 0; i < n_in; ++i) panels_[(o / PANEL * n_in + i) * PANEL + o % PANEL] = rows[o * n_in + i];
   }
 }
 

@@ -15,7 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double state_bytes(const replayssm_stats& s) {
-  return static_cast<double>(s.checkpoint_bytes_read + s.checkpoint_bytes_written + s.ring_bytes_read + s.ring_bytes_written);
+  return static_cast<double>(s.checkpoint_bytes_read + s.checkpoint_bytes_written + s.ring_bytes_read +
+                             s.ring_bytes_written);
 }
 
 // A request on its way. The last byte of `text` is known and not yet run through the model; `hidden` is of the one before.
@@ -128,7 +129,8 @@ class Generator {
         Stream& stream = *rows[r];
         // A stream that wants fewer drafts stays in the head's batch; what it gets beyond them is cut off below.
         const auto position = static_cast<std::int64_t>(stream.text.size() - 1 + i);
-        std::uint8_t guess = sample(&logits[r * VOCAB], model_.weights().temperature, stream.request->seed, position, noisy_);
+        std::uint8_t guess =
+            sample(&logits[r * VOCAB], model_.weights().temperature, stream.request->seed, position, noisy_);
         if (plan_.drafts == Drafts::Random) guess = disturbed(stream, position, guess);
         stream.step += static_cast<char>(guess);
       }

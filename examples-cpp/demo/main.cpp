@@ -263,7 +263,7 @@ class Comparison {
     }
     if (way.drafts == Drafts::Random) {
       // Every number of drafts taken back, from all to none.
-      exercised_ = exercised_ && std::all_of(outcome.accepted_n.begin(), outcome.accepted_n.end(), [](long long n) { return n > 0; });
+      for (const long long n : outcome.accepted_n) exercised_ = exercised_ && n > 0;
       if (batch > 1 && threads == 1) {
         std::string note = "Random drafts, batch " + std::to_string(batch) + ": steps that accepted 0, 1, 2, 3 drafts:";
         for (const long long n : outcome.accepted_n) note += " " + std::to_string(n);
@@ -286,7 +286,8 @@ class Comparison {
     identical_ = identical_ && same && moved;
     print(HEAD, setup, batch, outcome, same ? "same, one request preempted" : "DIFFERS after a preemption");
     notes_.push_back("Preempted after 10 steps in slot " + std::to_string(outcome.slot_before) + ", resumed in slot " +
-                     std::to_string(outcome.slot_after) + ": the text is " + (same && moved ? "the same." : "NOT the same."));
+                     std::to_string(outcome.slot_after) + ": the text is " +
+                     (same && moved ? "the same." : "NOT the same."));
   }
 
   void high(const Way& way, int batch) {
@@ -298,8 +299,9 @@ class Comparison {
     if (way.drafts == Drafts::None && batch == 1) high_bytes_ = outcome.state_bytes / static_cast<double>(outcome.bytes);
     char note[160];
     if (outcome.difference.found) {
-      std::snprintf(note, sizeof note, "HIGH, %s, batch %d: request %zu differs first at byte %zu, where its choice won by %.4f.",
-                    way.name, batch, outcome.difference.request, outcome.difference.byte,
+      std::snprintf(note, sizeof note,
+                    "HIGH, %s, batch %d: request %zu differs first at byte %zu, where its choice won by %.4f.", way.name,
+                    batch, outcome.difference.request, outcome.difference.byte,
                     static_cast<double>(outcome.difference.margin));
     } else {
       std::snprintf(note, sizeof note, "HIGH, %s, batch %d: no byte differs from EXACT.", way.name, batch);
@@ -364,9 +366,9 @@ int run(const Options& options) {
   const Weights weights(file);
   const std::string heldout = read_file(options.model + "/heldout.txt");
   std::printf("%s\n", replayssm_build_info());
-  std::printf("model: layers %s, %d heads, headdim %d, dstate %d, %.1f MB, temperature %.2f\n", weights.config.layers.c_str(),
-              weights.config.nheads, weights.config.headdim, weights.config.dstate, static_cast<double>(file.bytes()) / 1e6,
-              static_cast<double>(weights.temperature));
+  std::printf("model: layers %s, %d heads, headdim %d, dstate %d, %.1f MB, temperature %.2f\n",
+              weights.config.layers.c_str(), weights.config.nheads, weights.config.headdim, weights.config.dstate,
+              static_cast<double>(file.bytes()) / 1e6, static_cast<double>(weights.temperature));
 
   const LogitsCheck logits = check_logits(file, weights);
   std::printf("logits of 64 held-out bytes: largest difference to PyTorch's %.2e (up to %.0e is rounding);\n"
@@ -375,10 +377,11 @@ int run(const Options& options) {
 
   Comparison comparison(weights, make_requests(heldout, sizes), sizes, options.corrupt);
   comparison.run();
-  std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s here.\n"
-              "The benchmark, with states of real size in memory, shows them.\n\n");
+  std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s\n"
+              "here. The benchmark, with states of real size in memory, shows them.\n\n");
   for (const std::string& note : comparison.notes()) std::printf("%s\n", note.c_str());
-  std::printf("Draft head: %.2f drafts accepted per step, %lld rejected.\n", comparison.accepted_per_step(), comparison.rejected());
+  std::printf("Draft head: %.2f drafts accepted per step, %lld rejected.\n", comparison.accepted_per_step(),
+              comparison.rejected());
 
   const std::string scored = heldout.substr(0, sizes.bpb_bytes);
   const double fp32 = bits_per_byte(weights, scored, REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT, 4);
@@ -393,8 +396,8 @@ int run(const Options& options) {
   std::printf("\n%.0f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 
   const bool identical = comparison.identical() && logits.same_bytes;
-  std::printf("RESULT demo identical=%d accepted_per_step=%.2f bytes_ratio=%.2f bpb_fp32=%.4f bpb_split=%.4f\n", identical ? 1 : 0,
-              comparison.accepted_per_step(), comparison.bytes_ratio(), fp32, split);
+  std::printf("RESULT demo identical=%d accepted_per_step=%.2f bytes_ratio=%.2f bpb_fp32=%.4f bpb_split=%.4f\n",
+              identical ? 1 : 0, comparison.accepted_per_step(), comparison.bytes_ratio(), fp32, split);
   const bool good = identical && comparison.exercised() && comparison.rejected() > 0 &&
                     comparison.accepted_per_step() >= LEAST_ACCEPTED && fp32 < MOST_BITS && split < MOST_BITS &&
                     logits.difference <= LOGITS_TOLERANCE;
