@@ -99,14 +99,7 @@ impl SlotsConfig {
                 ));
             }
         };
-        Ok(SlotsConfig {
-            n_slots,
-            n_rings,
-            window,
-            max_step_tokens,
-            min_rewind,
-            schedule,
-        })
+        Ok(SlotsConfig { n_slots, n_rings, window, max_step_tokens, min_rewind, schedule })
     }
 }
 

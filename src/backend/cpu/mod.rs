@@ -40,10 +40,9 @@ impl Threads {
             Ok(())
         });
         let built = builder.build();
-        threads.pool = Some(built.map_err(|e| Error::OutOfMemory {
-            what: format!("a pool of {n} threads ({e})").into(),
-            bytes: 0,
-        })?);
+        threads.pool = Some(
+            built.map_err(|e| Error::OutOfMemory { what: format!("a pool of {n} threads ({e})").into(), bytes: 0 })?,
+        );
         Ok(threads)
     }
 }
