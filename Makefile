@@ -41,5 +41,33 @@ test: check
 breaks:
 	tests/breaks.sh
 
+# ---- Installing: DESTDIR and PREFIX as everywhere; everything installed may be moved as a whole. Linux. ----
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1)
+# The soname's rule: 0.MINOR before 1.0, MAJOR after.
+SOVERSION := $(shell echo $(VERSION) | sed -e 's/^\(0\.[0-9]*\)\..*/\1/' -e t -e 's/\..*//')
+CARGO_TARGET ?= $(or $(CARGO_TARGET_DIR),target)
+DEST = $(DESTDIR)$(PREFIX)
+DOC = $(DEST)/share/doc/replayssm
+INSTALLED_DOCS := $(wildcard LICENSE-MIT LICENSE-APACHE README.md CHANGELOG.md)
+FILL = sed -e 's/@VERSION@/$(VERSION)/g' -e 's/@SOVERSION@/$(SOVERSION)/g'
+
+install:
+	$(CARGO) build --release --locked --lib --target-dir '$(CARGO_TARGET)'
+	install -d '$(DEST)/include' '$(DEST)/lib/cmake/replayssm' '$(DEST)/lib/pkgconfig' '$(DOC)'
+	install -m 644 $(wildcard include/replayssm.h include/replayssm.hpp) '$(DEST)/include/'
+	install -m 755 '$(CARGO_TARGET)/release/libreplayssm.so' '$(DEST)/lib/libreplayssm.so.$(VERSION)'
+	ln -sf libreplayssm.so.$(VERSION) '$(DEST)/lib/libreplayssm.so.$(SOVERSION)'
+	ln -sf libreplayssm.so.$(SOVERSION) '$(DEST)/lib/libreplayssm.so'
+	$(FILL) cmake/replayssm-config.cmake.in >'$(DEST)/lib/cmake/replayssm/replayssm-config.cmake'
+	$(FILL) cmake/replayssm-config-version.cmake.in >'$(DEST)/lib/cmake/replayssm/replayssm-config-version.cmake'
+	$(FILL) cmake/replayssm.pc.in >'$(DEST)/lib/pkgconfig/replayssm.pc'
+	$(if $(INSTALLED_DOCS),install -m 644 $(INSTALLED_DOCS) '$(DOC)/')
+
+uninstall:
+	rm -f '$(DEST)/include/replayssm.h' '$(DEST)/include/replayssm.hpp' '$(DEST)/lib/pkgconfig/replayssm.pc'
+	rm -f '$(DEST)/lib/libreplayssm.so' '$(DEST)/lib/libreplayssm.so.$(SOVERSION)' '$(DEST)/lib/libreplayssm.so.$(VERSION)'
+	rm -rf '$(DEST)/lib/cmake/replayssm' '$(DOC)'
+
 clean:
 	rm -rf $(BUILD) target

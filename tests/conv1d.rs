@@ -1,5 +1,7 @@
 //! The short convolution: outputs against fp64, windows and outputs against `extend` by bytes, rollback, sections, in place.
 
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "a test's calls share one promise")]
+
 mod common;
 
 use std::ptr::{null, null_mut};
@@ -336,6 +338,12 @@ fn a_rewind_restores_the_window_as_far_as_min_rewind_reaches() {
     for at in 25..=30 {
         assert!(conv.window(0, 0, Some(at)) == windows[at as usize]);
     }
+    // The ring has 3 + 5 + 2 rows: the window in front of token 23 is the oldest it holds.
+    assert!(conv.window(0, 0, Some(23)) == windows[23]);
+    assert_eq!(conv.faults(), 0);
+    let refused = conv.window(0, 0, Some(22));
+    assert!(refused.iter().all(|&b| b == Array::poisoned(conv.io, 1).get(0)), "a refused export wrote");
+    assert_eq!(conv.faults(), REPLAYSSM_FAULT_POSITION);
     let (back, mut done) = ([5], [-1]);
     // SAFETY: everything lives until the call returns.
     ok(unsafe { replayssm_rewind(conv.slots, &Conv::list(&[0]), back.as_ptr(), done.as_mut_ptr(), null()) });

@@ -507,7 +507,7 @@ pub unsafe extern "C" fn replayssm_commit(
         // SAFETY: by the caller's promise.
         let batch = convert::batch(&unsafe { descriptor(batch) }?)?;
         // SAFETY: by the caller's promise.
-        let args = convert::commit(&unsafe { optional(args) }?)?;
+        let args = convert::commit(&unsafe { optional(args) }?, &batch)?;
         // SAFETY: by the caller's promise.
         slots.commit(batch, &args, &unsafe { execution(exec) }?)
     })

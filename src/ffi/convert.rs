@@ -212,7 +212,12 @@ pub(super) fn conv1d(from: &replayssm_conv1d_args, batch: &Batch) -> Result<Conv
     })
 }
 
-pub(super) fn commit(from: &replayssm_commit_args) -> Result<CommitArgs> {
+pub(super) fn commit(from: &replayssm_commit_args, batch: &Batch) -> Result<CommitArgs> {
+    let stride = if from.counts_stride == 0 { 1 } else { from.counts_stride };
+    let reach = stride.checked_abs().and_then(|s| s.checked_mul(batch.n_rows.max(1))).and_then(|s| s.checked_mul(4));
+    if reach.is_none() {
+        return Err(Error::invalid("commit_args.counts_stride", stride, "a stride whose reach fits an address space"));
+    }
     Ok(CommitArgs {
         convention: match from.convention {
             0 => Convention::Accepted,
@@ -227,7 +232,7 @@ pub(super) fn commit(from: &replayssm_commit_args) -> Result<CommitArgs> {
             }
         },
         counts: optional_pointer(from.counts.cast(), "commit_args.counts", 4)?.map(address),
-        stride: if from.counts_stride == 0 { 1 } else { from.counts_stride },
+        stride,
     })
 }
 

@@ -226,7 +226,7 @@ pub struct replayssm_slots_desc {
     pub struct_size: u32,
     /// Checkpoints: live ones and cached ones. At least 1.
     pub n_slots: i32,
-    /// Rings: requests that can run at once. 0 = n_slots.
+    /// Rings: requests that can run at once, up to 2^20. 0 = n_slots.
     pub n_rings: i32,
     /// W, 1 to 256 and at least max_step_tokens. 0 = max(16, min(256, 8 max_step_tokens)).
     pub window: i32,

@@ -11,7 +11,7 @@ pub const MAX_STEP_TOKENS: i32 = 256;
 pub const MAX_MIN_REWIND: i32 = 256;
 /// Largest headdim and dstate.
 pub const MAX_DIM: i32 = 256;
-/// Largest number of heads, layers, and (times this) channels.
+/// Largest number of heads, layers, channels and rings.
 pub const MAX_COUNT: i32 = 1 << 20;
 /// Rows of a checkpoint tile: the unit that has a tag of its own.
 pub const TILE_ROWS: usize = 16;
@@ -68,7 +68,9 @@ impl SlotsConfig {
         schedule: i32,
     ) -> Result<Self> {
         range("slots_desc.n_slots", n_slots, 1, i32::MAX)?;
-        range("slots_desc.n_rings", n_rings, 0, i32::MAX)?;
+        let n_rings = if n_rings == 0 { n_slots } else { n_rings };
+        // Positions are written at create: a wild number must not touch gigabytes.
+        range("slots_desc.n_rings", n_rings, 1, MAX_COUNT)?;
         let max_step_tokens = match max_step_tokens {
             0 => 1,
             t => range("slots_desc.max_step_tokens", t, 1, MAX_STEP_TOKENS)?,
@@ -97,14 +99,7 @@ impl SlotsConfig {
                 ));
             }
         };
-        Ok(SlotsConfig {
-            n_slots,
-            n_rings: if n_rings == 0 { n_slots } else { n_rings },
-            window,
-            max_step_tokens,
-            min_rewind,
-            schedule,
-        })
+        Ok(SlotsConfig { n_slots, n_rings, window, max_step_tokens, min_rewind, schedule })
     }
 }
 

@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_size_beyond_an_address_space_is_refused() {
-        let slots = SlotsConfig::checked(i32::MAX, 0, 256, 256, 256, 0).unwrap();
+        let slots = SlotsConfig::checked(i32::MAX, 4, 256, 256, 256, 0).unwrap();
         let pool = PoolConfig::checked(&PoolFields {
             family: 1,
             n_layers: 1 << 20,

@@ -11,6 +11,7 @@ mod rows;
 mod tiles;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::thread::JoinHandle;
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
@@ -22,9 +23,45 @@ use crate::replay::launch::{
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
 
+/// Threads of a context. They are gone when this is: after a destroy, the library may be unloaded.
+struct Threads {
+    /// Always there, but for the end of `drop`.
+    pool: Option<rayon::ThreadPool>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    fn new(n: i32) -> Result<Self> {
+        let mut threads = Threads { pool: None, handles: Vec::new() };
+        // The number of threads is given, so that no environment variable is read.
+        let builder = rayon::ThreadPoolBuilder::new().num_threads(n as usize).panic_handler(|_| ());
+        let handles = &mut threads.handles;
+        let builder = builder.spawn_handler(|thread| {
+            let name = format!("replayssm-{}", thread.index());
+            handles.push(std::thread::Builder::new().name(name).spawn(|| thread.run())?);
+            Ok(())
+        });
+        let built = builder.build();
+        threads.pool = Some(
+            built.map_err(|e| Error::OutOfMemory { what: format!("a pool of {n} threads ({e})").into(), bytes: 0 })?,
+        );
+        Ok(threads)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Rayon tells its threads to end but does not wait for them.
+        drop(self.pool.take());
+        for handle in self.handles.drain(..) {
+            let _ = handle.join();
+        }
+    }
+}
+
 /// The CPU backend.
 pub struct Cpu {
-    threads: Option<rayon::ThreadPool>,
+    threads: Option<Threads>,
     n_threads: i32,
     isa: Isa,
 }
@@ -38,21 +75,7 @@ impl Cpu {
             1..=1024 => n_threads,
             other => return Err(Error::invalid("context_desc.n_threads", other, "0 to 1024")),
         };
-        let threads = if n_threads == 1 {
-            None
-        } else {
-            // The number of threads is given, so that no environment variable is read.
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(n_threads as usize)
-                .thread_name(|i| format!("replayssm-{i}"))
-                .panic_handler(|_| ())
-                .build()
-                .map_err(|e| Error::OutOfMemory {
-                    what: format!("a pool of {n_threads} threads ({e})").into(),
-                    bytes: 0,
-                })?;
-            Some(pool)
-        };
+        let threads = if n_threads == 1 { None } else { Some(Threads::new(n_threads)?) };
         Ok(Cpu { threads, n_threads, isa: Isa::detect() })
     }
 
@@ -63,7 +86,7 @@ impl Cpu {
             let _control = FloatControl::set();
             work(item);
         };
-        match &self.threads {
+        match self.threads.as_ref().and_then(|threads| threads.pool.as_ref()) {
             Some(pool) if exec.n_parts == 1 && end - begin > 1 => {
                 pool.install(|| (begin..end).into_par_iter().for_each(guarded));
             }

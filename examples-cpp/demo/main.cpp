@@ -1,0 +1,417 @@
+// A trained byte-level language model writes text through libreplayssm, and checks what the library promises:
+//
+//   - with the EXACT readout, the same request gives the same bytes by plain updates and by replay, with and without
+//     speculation, in any batch, with any number of threads, in both formats, and after a preemption;
+//   - with SPLIT32 and HIGH, it moves a fraction of the state's bytes at the same bits per byte.
+//
+//   demo [--quick] [--break] [--model FOLDER]
+//     --quick  small sizes, all checks: seconds
+//     --break  overwrites one ring row during a run: must end with identical=0
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "generate.h"
+#include "noise.h"
+
+namespace demo {
+namespace {
+
+// The file's logits64 are PyTorch's fp32. Another fp32 implementation sums in another order; where a value that the model
+// rounds to bf16 lies next to a tie, that turns one bf16 number into its neighbour, 2^-8 of it. PyTorch's own fp32 and fp64
+// differ so by up to 2e-2 in the logits (train/README.md). A wrong formula is off by 1 and more.
+constexpr double LOGITS_TOLERANCE = 5e-2;
+constexpr double LEAST_ACCEPTED = 1.8;
+constexpr double MOST_BITS = 2.2;
+
+struct Sizes {
+  int batch = 16;
+  std::size_t long_text = 2048;
+  std::size_t short_text = 256;
+  std::size_t bpb_bytes = 16384;
+};
+
+struct Options {
+  bool quick = false, corrupt = false;
+  std::string model = DEMO_MODEL_FOLDER;
+};
+
+Options read_options(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--quick") {
+      options.quick = true;
+    } else if (arg == "--break") {
+      options.corrupt = true;
+    } else if (arg == "--model" && i + 1 < argc) {
+      options.model = argv[++i];
+    } else {
+      throw std::runtime_error("usage: demo [--quick] [--break] [--model FOLDER]");
+    }
+  }
+  return options;
+}
+
+// Beginnings of paragraphs of a novel that the model has never seen, each longer than the one before.
+std::vector<Request> make_requests(const std::string& text, const Sizes& sizes) {
+  std::vector<std::string> paragraphs;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find("\n\n", at), text.size());
+    if (end - at >= 500) paragraphs.push_back(text.substr(at, end - at));
+    at = end + 2;
+  }
+  const auto n = static_cast<std::size_t>(sizes.batch);
+  if (paragraphs.size() < n) throw std::runtime_error("the text has too few long paragraphs");
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::string& paragraph = paragraphs[i * paragraphs.size() / n];
+    const std::size_t length = paragraph.find(' ', 40 + 25 * i);
+    requests.push_back({paragraph.substr(0, length), 1000 + i, i == 0 ? sizes.long_text : sizes.short_text});
+  }
+  return requests;
+}
+
+// ---- the model is the trained model ---------------------------------------------------------------------------------
+
+std::vector<float> logits_of(const Weights& weights, const std::string& text, Update update, int tokens) {
+  Setup setup;
+  setup.max_step_tokens = tokens;
+  Model model(weights, setup);
+  Sequence sequence;
+  model.start(sequence);
+  std::vector<float> out;
+  for (std::size_t at = 0; at < text.size(); at += static_cast<std::size_t>(tokens)) {
+    const int n = std::min(tokens, static_cast<int>(text.size() - at));
+    const auto& hidden = model.forward({{&sequence, reinterpret_cast<const std::uint8_t*>(&text[at]), n}}, update);
+    model.commit();
+    const std::vector<float> logits = model.logits(hidden.data(), static_cast<std::size_t>(n));
+    out.insert(out.end(), logits.begin(), logits.end());
+  }
+  model.check_faults();
+  return out;
+}
+
+struct LogitsCheck {
+  double difference = 0;
+  bool same_bytes = true;  // by plain update of one token, of all tokens at once, and by replay
+};
+
+LogitsCheck check_logits(const Safetensors& file, const Weights& weights) {
+  const std::string text = base64_decode(file.metadata("bytes64"));
+  const std::string raw = base64_decode(file.metadata("logits64"));
+  std::vector<float> torch(text.size() * VOCAB);
+  if (raw.size() != torch.size() * sizeof(float)) throw std::runtime_error("logits64 has another size than bytes64 says");
+  std::memcpy(torch.data(), raw.data(), raw.size());
+
+  LogitsCheck check;
+  const std::vector<float> plain = logits_of(weights, text, Update::Plain, 1);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    check.difference = std::max(check.difference, static_cast<double>(std::fabs(plain[i] - torch[i])));
+  }
+  check.same_bytes = plain == logits_of(weights, text, Update::Plain, static_cast<int>(text.size())) &&
+                     plain == logits_of(weights, text, Update::Replay, 1) &&
+                     plain == logits_of(weights, text, Update::Replay, 4);
+  return check;
+}
+
+// Bits per byte in one run from an empty state: bytes 1 .. n - 1, each from the logits after the one before.
+double bits_per_byte(const Weights& weights, const std::string& text, replayssm_format format, replayssm_readout readout,
+                     int tokens) {
+  Setup setup;
+  setup.max_step_tokens = tokens;
+  setup.format = format;
+  setup.readout = readout;
+  Model model(weights, setup);
+  Sequence sequence;
+  model.start(sequence);
+  double nats = 0;
+  for (std::size_t at = 0; at < text.size(); at += static_cast<std::size_t>(tokens)) {
+    const std::size_t n = std::min(static_cast<std::size_t>(tokens), text.size() - at);
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(&text[at]);
+    const auto& hidden = model.forward({{&sequence, bytes, static_cast<int>(n)}}, Update::Replay);
+    model.commit();
+    const std::vector<float> logits = model.logits(hidden.data(), n);
+    for (std::size_t t = 0; t < n && at + t + 1 < text.size(); ++t) {
+      const float* row = &logits[t * VOCAB];
+      const double largest = *std::max_element(row, row + VOCAB);
+      double sum = 0;
+      for (int v = 0; v < VOCAB; ++v) sum += std::exp(row[v] - largest);
+      nats += largest + std::log(sum) - row[bytes[t + 1]];
+    }
+  }
+  model.check_faults();
+  return nats / static_cast<double>(text.size() - 1) / std::log(2.0);
+}
+
+// ---- texts -------------------------------------------------------------------------------------------------------------
+
+struct Way {
+  const char* name;
+  Update update;
+  Drafts drafts;
+};
+
+const Way PLAIN = {"plain update", Update::Plain, Drafts::None};
+const Way REPLAY = {"replay", Update::Replay, Drafts::None};
+const Way HEAD = {"replay, draft head", Update::Replay, Drafts::Head};
+const Way LOOKUP = {"replay, look-up", Update::Replay, Drafts::Lookup};
+const Way RANDOM = {"replay, random drafts", Update::Replay, Drafts::Random};
+
+int step_tokens(const Way& way) { return way.drafts == Drafts::None ? 1 : 1 + MAX_DRAFTS; }
+
+// Whether each text is a beginning of the expected one, which may go on longer.
+bool same_texts(const std::vector<std::string>& texts, const std::vector<std::string>& expected) {
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (expected[i].compare(0, texts[i].size(), texts[i]) != 0) return false;
+  }
+  return true;
+}
+
+class Comparison {
+ public:
+  Comparison(const Weights& weights, std::vector<Request> requests, const Sizes& sizes, bool corrupt)
+      : weights_(weights), requests_(std::move(requests)), sizes_(sizes), corrupt_(corrupt) {}
+
+  void run() {
+    std::printf("\nA token is a byte; state bytes are loaded and stored, of checkpoints and rings, all layers.\n\n");
+    std::printf("%-22s %-13s %5s %7s %7s %7s %8s %9s %11s %7s  %s\n", "update", "state", "batch", "threads", "tokens",
+                "drafts", "accepted", "tokens/s", "state bytes", "plain/", "text");
+    std::printf("%-22s %-13s %5s %7s %7s %7s %8s %9s %11s %7s\n", "", "", "", "", "", "/step", "/step", "", "per token",
+                "this");
+
+    // The texts that all others must equal: every request alone, by plain updates, on one thread.
+    const Outcome first = generate_by(PLAIN, setup_of(PLAIN, 1, 1), requests_, plan_of(PLAIN, 1));
+    expected_ = first.texts;
+    plain_bytes_ = first.state_bytes / static_cast<double>(first.bytes);
+    print(PLAIN, setup_of(PLAIN, 1, 1), 1, first, "the texts to compare with");
+
+    for (const Way& way : {PLAIN, REPLAY, HEAD, LOOKUP, RANDOM}) {
+      for (const int batch : {1, sizes_.batch}) {
+        for (const int threads : {1, 2}) exact(way, batch, threads, REPLAYSSM_FORMAT_SPLIT32);
+      }
+    }
+    for (const Way& way : {PLAIN, REPLAY, HEAD}) {
+      for (const int batch : {1, sizes_.batch}) exact(way, batch, 1, REPLAYSSM_FORMAT_F32);
+    }
+    preempted();
+    for (const Way& way : {REPLAY, HEAD}) {
+      for (const int batch : {1, sizes_.batch}) high(way, batch);
+    }
+  }
+
+  bool identical() const { return identical_; }
+  bool exercised() const { return exercised_; }
+  double accepted_per_step() const { return static_cast<double>(head_accepted_) / static_cast<double>(head_steps_); }
+  long long rejected() const { return head_offered_ - head_accepted_; }
+  double bytes_ratio() const { return plain_bytes_ / high_bytes_; }
+  const std::string& text() const { return expected_[0]; }
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  Setup setup_of(const Way& way, int batch, int threads, replayssm_format format = REPLAYSSM_FORMAT_SPLIT32,
+                 replayssm_readout readout = REPLAYSSM_READOUT_EXACT) const {
+    Setup setup;
+    setup.n_slots = batch;
+    setup.n_threads = threads;
+    setup.max_step_tokens = step_tokens(way);
+    setup.format = format;
+    setup.readout = readout;
+    return setup;
+  }
+
+  Plan plan_of(const Way& way, int batch) const {
+    Plan plan;
+    plan.update = way.update;
+    plan.drafts = way.drafts;
+    plan.batch = batch;
+    return plan;
+  }
+
+  // Alone, the first request has its whole length; in a batch, all have the same.
+  std::vector<Request> requests_for(int batch) const {
+    std::vector<Request> out(requests_.begin(), requests_.begin() + batch);
+    if (batch > 1) out[0].n_bytes = sizes_.short_text;
+    return out;
+  }
+
+  Outcome generate_by(const Way&, const Setup& setup, const std::vector<Request>& requests, const Plan& plan) const {
+    Model model(weights_, setup);
+    return generate(model, requests, plan);
+  }
+
+  void exact(const Way& way, int batch, int threads, replayssm_format format) {
+    const Setup setup = setup_of(way, batch, threads, format);
+    Plan plan = plan_of(way, batch);
+    if (corrupt_ && way.update == Update::Replay && batch == 1) plan.corrupt_at = 20;
+    const Outcome outcome = generate_by(way, setup, requests_for(batch), plan);
+    const bool same = same_texts(outcome.texts, expected_);
+    identical_ = identical_ && same;
+    print(way, setup, batch, outcome, same ? "same" : "DIFFERS");
+    if (way.drafts == Drafts::Head && format == REPLAYSSM_FORMAT_SPLIT32 && threads == 1) {
+      head_accepted_ += outcome.accepted();
+      head_offered_ += outcome.offered;
+      head_steps_ += outcome.row_steps;
+    }
+    if (way.drafts == Drafts::Random) {
+      // Every number of drafts taken back, from all to none.
+      for (const long long n : outcome.accepted_n) exercised_ = exercised_ && n > 0;
+      if (batch > 1 && threads == 1) {
+        std::string note = "Random drafts, batch " + std::to_string(batch) + ": steps that accepted 0, 1, 2, 3 drafts:";
+        for (const long long n : outcome.accepted_n) note += " " + std::to_string(n);
+        notes_.push_back(note);
+      }
+    }
+  }
+
+  // More requests than places: the first leaves in mid-text, another takes its place, and it resumes in another slot.
+  void preempted() {
+    const int batch = 3;
+    std::vector<Request> requests(requests_.begin(), requests_.begin() + 4);
+    for (std::size_t i = 0; i < requests.size(); ++i) requests[i].n_bytes = sizes_.short_text - 16 * i;
+    const Setup setup = setup_of(HEAD, batch, 2);
+    Plan plan = plan_of(HEAD, batch);
+    plan.preempt_at = 10;
+    const Outcome outcome = generate_by(HEAD, setup, requests, plan);
+    const bool moved = outcome.slot_before >= 0 && outcome.slot_after >= 0 && outcome.slot_before != outcome.slot_after;
+    const bool same = same_texts(outcome.texts, expected_);
+    identical_ = identical_ && same && moved;
+    print(HEAD, setup, batch, outcome, same ? "same, one request preempted" : "DIFFERS after a preemption");
+    notes_.push_back("Preempted after 10 steps in slot " + std::to_string(outcome.slot_before) + ", resumed in slot " +
+                     std::to_string(outcome.slot_after) + ": the text is " +
+                     (same && moved ? "the same." : "NOT the same."));
+  }
+
+  void high(const Way& way, int batch) {
+    const Setup setup = setup_of(way, batch, 1, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH);
+    Plan plan = plan_of(way, batch);
+    plan.expected = &expected_;
+    const Outcome outcome = generate_by(way, setup, requests_for(batch), plan);
+    print(way, setup, batch, outcome, outcome.difference.found ? "another draw, see below" : "same");
+    if (way.drafts == Drafts::None && batch == 1) high_bytes_ = outcome.state_bytes / static_cast<double>(outcome.bytes);
+    char note[160];
+    if (outcome.difference.found) {
+      std::snprintf(note, sizeof note,
+                    "HIGH, %s, batch %d: request %zu differs first at byte %zu, where its choice won by %.4f.", way.name,
+                    batch, outcome.difference.request, outcome.difference.byte,
+                    static_cast<double>(outcome.difference.margin));
+    } else {
+      std::snprintf(note, sizeof note, "HIGH, %s, batch %d: no byte differs from EXACT.", way.name, batch);
+    }
+    notes_.push_back(note);
+  }
+
+  void print(const Way& way, const Setup& setup, int batch, const Outcome& outcome, const char* text) const {
+    const double per_byte = outcome.state_bytes / static_cast<double>(outcome.bytes);
+    const double steps = static_cast<double>(outcome.row_steps);
+    std::printf("%-22s %-7s %-5s %5d %7d %7lld ", way.name, setup.format == REPLAYSSM_FORMAT_F32 ? "F32" : "SPLIT32",
+                way.update == Update::Plain ? "" : setup.readout == REPLAYSSM_READOUT_HIGH ? "HIGH" : "EXACT", batch,
+                setup.n_threads, outcome.bytes);
+    if (way.drafts == Drafts::None) {
+      std::printf("%7s %8s ", "", "");
+    } else {
+      std::printf("%7.2f %8.2f ", static_cast<double>(outcome.offered) / steps, outcome.accepted_per_step());
+    }
+    std::printf("%9.0f %11.0f %7.2f  %s\n", static_cast<double>(outcome.bytes) / outcome.seconds, per_byte,
+                plain_bytes_ / per_byte, text);
+    std::fflush(stdout);
+  }
+
+  const Weights& weights_;
+  const std::vector<Request> requests_;
+  const Sizes sizes_;
+  const bool corrupt_;
+  std::vector<std::string> expected_, notes_;
+  double plain_bytes_ = 0, high_bytes_ = 0;
+  long long head_accepted_ = 0, head_offered_ = 0, head_steps_ = 0;
+  bool identical_ = true, exercised_ = true;
+};
+
+// Indented, in lines of 100 columns, as far as the last whole word.
+void print_wrapped(const std::string& text) {
+  std::size_t column = 0;
+  for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+    end = text.find_first_of(" \n", at);
+    if (end == std::string::npos) break;
+    const std::string word = text.substr(at, end - at);
+    if (column > 0 && column + 1 + word.size() > 100) {
+      std::printf("\n");
+      column = 0;
+    }
+    if (!word.empty()) {
+      std::printf("%s%s", column == 0 ? "    " : " ", word.c_str());
+      column += (column == 0 ? 0 : 1) + word.size();
+    }
+    if (text[end] == '\n') {
+      std::printf("\n");
+      column = 0;
+    }
+  }
+  std::printf("\n");
+}
+
+int run(const Options& options) {
+  Sizes sizes;
+  if (options.quick) sizes = {4, 384, 96, 4096};
+  const auto start = std::chrono::steady_clock::now();
+  const Safetensors file(options.model + "/austen.safetensors");
+  const Weights weights(file);
+  const std::string heldout = read_file(options.model + "/heldout.txt");
+  std::printf("%s\n", replayssm_build_info());
+  std::printf("model: layers %s, %d heads, headdim %d, dstate %d, %.1f MB, temperature %.2f\n",
+              weights.config.layers.c_str(), weights.config.nheads, weights.config.headdim, weights.config.dstate,
+              static_cast<double>(file.bytes()) / 1e6, static_cast<double>(weights.temperature));
+
+  const LogitsCheck logits = check_logits(file, weights);
+  std::printf("logits of 64 held-out bytes: largest difference to PyTorch's %.2e (up to %.0e is rounding);\n"
+              "    by plain update of 1 and of 64 tokens and by replay of 1 and 4 they are %s\n",
+              logits.difference, LOGITS_TOLERANCE, logits.same_bytes ? "the same bytes" : "NOT THE SAME BYTES");
+
+  Comparison comparison(weights, make_requests(heldout, sizes), sizes, options.corrupt);
+  comparison.run();
+  std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s\n"
+              "here. The benchmark, with states of real size in memory, shows them.\n\n");
+  for (const std::string& note : comparison.notes()) std::printf("%s\n", note.c_str());
+  std::printf("Draft head: %.2f drafts accepted per step, %lld rejected.\n", comparison.accepted_per_step(),
+              comparison.rejected());
+
+  const std::string scored = heldout.substr(0, sizes.bpb_bytes);
+  const double fp32 = bits_per_byte(weights, scored, REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT, 4);
+  const double split = bits_per_byte(weights, scored, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH, 1);
+  std::printf("Bits per byte, first %zu held-out bytes: F32 EXACT %.4f, SPLIT32 HIGH %.4f", scored.size(), fp32, split);
+  if (std::to_string(scored.size()) == file.metadata("bpb_bytes")) {
+    std::printf(", PyTorch %.4f", std::stod(file.metadata("bpb")));
+  }
+  const std::string prompt = make_requests(heldout, sizes)[0].prompt;
+  std::printf("\n\nThe first request's text; the first %zu bytes were given:\n\n", prompt.size());
+  print_wrapped(prompt + comparison.text().substr(0, 1000));
+  std::printf("\n%.0f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+
+  const bool identical = comparison.identical() && logits.same_bytes;
+  std::printf("RESULT demo identical=%d accepted_per_step=%.2f bytes_ratio=%.2f bpb_fp32=%.4f bpb_split=%.4f\n",
+              identical ? 1 : 0, comparison.accepted_per_step(), comparison.bytes_ratio(), fp32, split);
+  const bool good = identical && comparison.exercised() && comparison.rejected() > 0 &&
+                    comparison.accepted_per_step() >= LEAST_ACCEPTED && fp32 < MOST_BITS && split < MOST_BITS &&
+                    logits.difference <= LOGITS_TOLERANCE;
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace demo
+
+int main(int argc, char** argv) {
+  try {
+    return demo::run(demo::read_options(argc, argv));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "demo: %s\n", error.what());
+    return 2;
+  }
+}

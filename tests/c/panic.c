@@ -1,0 +1,56 @@
+/* A panic inside the library arrives as a status. Runs against a library built with the feature fault-injection, whose
+ * contexts can be told to panic in a commit; with "released" as an argument, against one without it.
+ * SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "replayssm.h"
+
+static replayssm_slots *slots;
+
+static int panics(void) {
+  static const int32_t ids[1] = {0};
+  replayssm_batch batch = REPLAYSSM_INIT(replayssm_batch);
+  batch.n_rows = batch.tokens = 1;
+  batch.slots.data = ids;
+  batch.slots.dtype = REPLAYSSM_I32;
+  for (int i = 0; i < 3; i++) {
+    if (replayssm_commit(slots, &batch, NULL, NULL) != REPLAYSSM_INTERNAL) return 0;
+    if (strncmp(replayssm_last_error_message(), "internal error: ", 16) != 0) return 0;
+  }
+  return 1;
+}
+
+static void *other_thread(void *argument) {
+  (void)argument;
+  return panics() ? &slots : NULL;
+}
+
+int main(int argc, char **argv) {
+  replayssm_context_desc c = REPLAYSSM_INIT(replayssm_context_desc);
+  replayssm_slots_desc s = REPLAYSSM_INIT(replayssm_slots_desc);
+  replayssm_stats stats = REPLAYSSM_INIT(replayssm_stats);
+  replayssm_context *context = NULL;
+  pthread_t thread;
+  void *passed = NULL;
+  c.flags = 1u << 31;
+  s.n_slots = 1;
+  if (argc > 1 && strcmp(argv[1], "released") == 0) {
+    if (replayssm_context_create(&c, &context) != REPLAYSSM_UNSUPPORTED || context != NULL) return 1;
+    puts("panic: refused");
+    return 0;
+  }
+  if (replayssm_context_create(&c, &context) != REPLAYSSM_OK) return 2;
+  if (replayssm_slots_create(context, &s, &slots) != REPLAYSSM_OK) return 3;
+  if (!panics()) return 4;
+  if (pthread_create(&thread, NULL, other_thread, NULL) != 0 || pthread_join(thread, &passed) != 0) return 5;
+  if (passed == NULL) return 6;
+  /* The process and the library go on. */
+  if (replayssm_stats_read(slots, &stats) != REPLAYSSM_OK || stats.steps != 0) return 7;
+  replayssm_slots_destroy(slots);
+  replayssm_context_destroy(context);
+  if (replayssm_stats_read(slots, &stats) != REPLAYSSM_INVALID_HANDLE) return 8;
+  puts("panic: ok");
+  return 0;
+}

@@ -1,0 +1,226 @@
+//! The C side of the interface, seen by C and C++ compilers: header, layout, symbols, and programs that misuse it.
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+#![cfg(target_os = "linux")]
+
+#[path = "c/toolchain.rs"]
+mod toolchain;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toolchain::{
+    Compiler, Language, Program, clang, compilers, installed, library, library_folder, root, scratch, skipped, succeed,
+    system_compiler, text,
+};
+
+fn source(name: &str) -> PathBuf {
+    root().join("tests/c").join(name)
+}
+
+fn check_syntax(compiler: &Compiler, language: Language, name: &str, flags: &[&str]) {
+    succeed(compiler.command(language).args(flags).arg("-fsyntax-only").arg(source(name)));
+}
+
+#[test]
+fn the_header_stands_alone_and_twice_in_c11_and_cxx17() {
+    for compiler in compilers() {
+        for language in Language::BOTH {
+            check_syntax(&compiler, language, "header.c", &["-Wshadow", "-Wconversion"]);
+            // `-x` makes the header a translation unit of its own.
+            succeed(compiler.command(language).args(["-Wpadded", "-fsyntax-only"]).arg(source("padding.c")));
+        }
+        if root().join("include/replayssm.hpp").exists() {
+            check_syntax(&compiler, Language::Cxx17, "wrapper.cpp", &["-Wshadow", "-Wconversion"]);
+        } else {
+            skipped("replayssm.hpp", "include/replayssm.hpp is not there");
+        }
+    }
+}
+
+#[test]
+fn the_header_parses_for_msvc() {
+    let Some(clang) = clang() else {
+        return skipped("the MSVC target", "clang and clang++ are not installed");
+    };
+    for language in Language::BOTH {
+        for name in ["header.c", "padding.c", "layout.c"] {
+            // Freestanding: clang's own stddef.h and stdint.h, since there is no Windows SDK.
+            check_syntax(&clang, language, name, &["--target=x86_64-pc-windows-msvc", "-ffreestanding", "-nostdinc++"]);
+        }
+    }
+}
+
+macro_rules! layouts {
+    ($($name:ident { $($field:ident),* })*) => {{
+        let mut lines = Vec::new();
+        $(
+            lines.push(format!("STRUCT({}, {})", stringify!($name), size_of::<replayssm::ffi::$name>()));
+            $(lines.push(format!(
+                "FIELD({}, {}, {}, {})",
+                stringify!($name),
+                stringify!($field),
+                std::mem::offset_of!(replayssm::ffi::$name, $field),
+                field_size(|s: &replayssm::ffi::$name| &raw const s.$field),
+            ));)*
+        )*
+        lines
+    }};
+}
+
+fn field_size<S, F>(_: fn(&S) -> *const F) -> usize {
+    size_of::<F>()
+}
+
+#[test]
+fn struct_layouts_are_the_same_numbers_in_c_cxx_and_rust() {
+    let list = fs::read_to_string(source("layout.inc")).expect("layout.inc");
+    let wanted: Vec<&str> = list.lines().filter(|l| l.starts_with("STRUCT(") || l.starts_with("FIELD(")).collect();
+    let found = layouts! {
+        replayssm_ids { data, stride, dtype, reserved }
+        replayssm_tensor { data, stride_row, stride_token, stride_head, dtype, reserved }
+        replayssm_context_desc { struct_size, backend, device, n_threads, flags, reserved }
+        replayssm_context_info { struct_size, backend, device, n_threads, name }
+        replayssm_slots_desc { struct_size, n_slots, n_rings, window, max_step_tokens, min_rewind, schedule, flags }
+        replayssm_pool_desc { struct_size, family, n_layers, io, out, format, readout, stochastic_rounding, nheads, headdim, dstate, ngroups, H, HV, K, V, head_map, u_dtype, channels, width, n_sections, reserved, section_channels }
+        replayssm_lent { struct_size, kind, base, layer_stride_bytes, slot_stride_bytes }
+        replayssm_component { struct_size, kind, per_ring, reserved, bytes, base, slot_stride_bytes, layer_stride_bytes }
+        replayssm_exec { struct_size, flags, stream, part, n_parts }
+        replayssm_batch { struct_size, flags, n_rows, tokens, max_tokens, null_id, keep_tail, reserved, n_tokens, slots, rings, cu_seqlens, flush, generation }
+        replayssm_mamba2_args { struct_size, dt_softplus, x, B, C, dt, A, dt_bias, D, D_per_element, reserved, z, out }
+        replayssm_conv1d_args { struct_size, no_silu, x, out, weight, bias }
+        replayssm_commit_args { struct_size, convention, counts, counts_stride }
+        replayssm_list { struct_size, n, place, reserved, slots, rings }
+        replayssm_reset_args { struct_size, keep_checkpoint, convert, reserved, position, generation, seed }
+        replayssm_state { struct_size, dtype, orientation, layer, data, stride_entry, stride_layer, stride_head, stride_row }
+        replayssm_cursor { position, flush_before, seed, generation, flags }
+        replayssm_report { struct_size, bits, count, first_slot, first_row, first_pool, first_layer }
+        replayssm_stats { struct_size, reserved, steps, rows, tokens, accepted, flushes, checkpoint_bytes_read, checkpoint_bytes_written, ring_bytes_read, ring_bytes_written }
+    };
+    assert_eq!(found, wanted, "Rust against tests/c/layout.inc");
+
+    // Every struct of the header is in the list, with every field.
+    let header = fs::read_to_string(root().join("include/replayssm.h")).expect("the header");
+    let (mut structs, mut fields, mut inside) = (0, 0, false);
+    for line in header.lines() {
+        let code = line.trim();
+        if code.starts_with("typedef struct ") && code.ends_with('{') {
+            (structs, inside) = (structs + 1, true);
+        } else if inside && code.starts_with('}') {
+            inside = false;
+        } else if inside && code.ends_with(';') && !code.starts_with(['/', '*']) {
+            fields += 1;
+        }
+    }
+    assert_eq!(structs, wanted.iter().filter(|l| l.starts_with("STRUCT")).count(), "structs of the header");
+    assert_eq!(fields, wanted.iter().filter(|l| l.starts_with("FIELD")).count(), "fields of the header");
+
+    for compiler in compilers() {
+        for language in Language::BOTH {
+            check_syntax(&compiler, language, "layout.c", &[]);
+        }
+    }
+}
+
+#[test]
+fn exported_symbols_are_the_committed_list() {
+    toolchain::check_symbols(&library());
+}
+
+/// Builds a program of `tests/c` in a scratch folder of its own.
+fn build(folder: &str, compiler: &Compiler, name: &str, flags: &[&str], library: &Path) -> PathBuf {
+    let scratch = scratch(folder);
+    let links = library_folder(&scratch, library);
+    let out = scratch.join("program");
+    Program { compiler, language: Language::C11, source: &format!("c/{name}"), flags, library: &links, out }.build()
+}
+
+/// Runs a program; it must succeed and print its last line, which starts with its name.
+fn run(command: &mut Command, name: &str) {
+    let output = succeed(command);
+    let text = text(&output);
+    let last = text.lines().rev().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("no result in:\n{text}"));
+    println!("{last}");
+}
+
+#[test]
+fn misuse_gives_a_status_and_a_sentence() {
+    for compiler in compilers() {
+        let program = build(&format!("misuse-{}", compiler.name), &compiler, "misuse.c", &["-O1"], &library());
+        run(&mut Command::new(program), "misuse:");
+    }
+}
+
+#[test]
+fn misuse_is_clean_under_address_and_undefined_behaviour_sanitizers() {
+    let flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let program = build("misuse-asan", &system_compiler(), "misuse.c", &flags, &library());
+    run(Command::new(program).env("ASAN_OPTIONS", "detect_leaks=1:allocator_may_return_null=1"), "misuse:");
+}
+
+#[test]
+fn misuse_is_clean_under_valgrind() {
+    if !installed("valgrind") {
+        return skipped("valgrind", "it is not installed");
+    }
+    let program = build("misuse-valgrind", &system_compiler(), "misuse.c", &["-g", "-O1"], &library());
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
+    command.arg(format!("--suppressions={}", source("valgrind.supp").display()));
+    run(command.arg(program).arg("short"), "misuse:");
+}
+
+/// Builds the library with `fault-injection` in a target folder of its own, since both builds have one file name.
+fn faulty_library() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fault-injection");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--locked", "--lib", "--features", "fault-injection"]);
+    command.arg("--manifest-path").arg(root().join("Cargo.toml")).arg("--target-dir").arg(&target);
+    succeed(command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0"));
+    target.join("debug/libreplayssm.so")
+}
+
+#[test]
+fn a_panic_arrives_as_internal_and_prints_nothing() {
+    let program = build("panic", &system_compiler(), "panic.c", &[], &faulty_library());
+    for backtrace in [None, Some("1"), Some("full")] {
+        let mut command = Command::new(&program);
+        command.env_remove("RUST_BACKTRACE").envs(backtrace.map(|value| ("RUST_BACKTRACE", value)));
+        let output = succeed(&mut command);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "RUST_BACKTRACE={backtrace:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "panic: ok\n", "RUST_BACKTRACE={backtrace:?}");
+    }
+    // The library that users get has no such switch.
+    let program = build("no-panic", &system_compiler(), "panic.c", &[], &library());
+    let output = succeed(Command::new(&program).arg("released"));
+    assert_eq!(text(&output), "panic: refused\n");
+}
+
+#[test]
+fn flush_to_zero_in_the_callers_thread_changes_no_byte() {
+    if !cfg!(target_arch = "x86_64") {
+        return skipped("flush-to-zero", "the program knows x86-64 only");
+    }
+    for compiler in compilers() {
+        let program = build(&format!("ftz-{}", compiler.name), &compiler, "ftz.c", &["-O1"], &library());
+        run(&mut Command::new(program), "ftz:");
+    }
+}
+
+#[test]
+fn the_environment_does_not_choose_the_number_of_threads() {
+    let program = build("threads", &system_compiler(), "threads.c", &[], &library());
+    let mut seen = BTreeSet::new();
+    for value in [None, Some("1"), Some("7")] {
+        let mut command = Command::new(&program);
+        for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+            command.env_remove(name).envs(value.map(|value| (name, value)));
+        }
+        seen.insert(text(&succeed(&mut command)));
+    }
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    println!("{}", seen.first().expect("a run"));
+}
