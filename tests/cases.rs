@@ -279,9 +279,7 @@ fn case_10_a_late_commit_for_a_freed_slot_does_nothing() {
 
 /// Runs one layer with a descriptor of the test's own making.
 fn raw_step(rig: &Rig, batch: &replayssm_batch, io: &Inputs) {
-    let args = io.args(&rig.spec);
-    // SAFETY: everything lives until the call returns.
-    ok(unsafe { replayssm_mamba2_step(rig.pool, 0, batch, &args, null()) });
+    ok(io.call(rig, 0, batch, false, null()));
 }
 
 #[test]

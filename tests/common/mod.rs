@@ -43,9 +43,10 @@ pub enum Skip {
     PerElement,
 }
 
-/// Everything that can differ between two models.
+/// Everything that can differ between two models. A delta rule has HV heads of V x K, and H groups.
 #[derive(Clone, Debug)]
 pub struct Spec {
+    pub family: i32,
     pub heads: usize,
     pub headdim: usize,
     pub dstate: usize,
@@ -66,6 +67,14 @@ pub struct Spec {
     pub skip: Skip,
     pub gate: bool,
     pub dt_dtype: i32,
+    pub stochastic: bool,
+    /// Delta rules: how g comes, whether q and k are normalised, whether beta comes processed, and the rest.
+    pub gate_kind: i32,
+    pub l2norm: bool,
+    pub beta_processed: bool,
+    pub head_map: i32,
+    pub scale: f32,
+    pub u_dtype: i32,
     pub threads: i32,
     pub parts: i32,
     pub seed: u64,
@@ -74,6 +83,7 @@ pub struct Spec {
 impl Default for Spec {
     fn default() -> Self {
         Spec {
+            family: REPLAYSSM_MAMBA2,
             heads: 4,
             headdim: 20,
             dstate: 40,
@@ -94,12 +104,49 @@ impl Default for Spec {
             skip: Skip::PerHead,
             gate: true,
             dt_dtype: REPLAYSSM_F32,
+            stochastic: false,
+            gate_kind: REPLAYSSM_GATE_SOFTPLUS,
+            l2norm: true,
+            beta_processed: false,
+            head_map: REPLAYSSM_HEAD_MAP_GROUPED,
+            scale: 0.0,
+            u_dtype: 0,
             threads: 1,
             parts: 1,
             seed: 1,
         }
     }
 }
+
+pub const FAMILIES: [i32; 3] = [REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA];
+
+impl Spec {
+    pub fn is_delta(&self) -> bool {
+        self.family != REPLAYSSM_MAMBA2
+    }
+
+    /// Gates of a token: one per head, or per head and key channel.
+    pub fn gates(&self) -> usize {
+        self.heads * if self.family == REPLAYSSM_KDA { self.dstate } else { 1 }
+    }
+
+    /// Whether gates go through softplus or a sigmoid.
+    pub fn raw_gates(&self) -> bool {
+        if self.is_delta() { self.gate_kind != REPLAYSSM_GATE_LOG_DECAY } else { self.softplus }
+    }
+
+    /// The group of a head.
+    pub fn group(&self, head: usize) -> usize {
+        if self.is_delta() && self.head_map == REPLAYSSM_HEAD_MAP_TILED {
+            head % self.groups
+        } else {
+            head / (self.heads / self.groups)
+        }
+    }
+}
+
+/// What `REPLAYSSM_GATE_LOWER_BOUND` is used with.
+pub const LOWER_BOUND: f32 = -5.0;
 
 pub fn size_of_dtype(dtype: i32) -> usize {
     if dtype == REPLAYSSM_F32 { 4 } else { 2 }
@@ -152,9 +199,10 @@ impl Array {
     }
 }
 
-/// The inputs of one token of one layer, as bits of their dtypes.
+/// The inputs of one token of one layer, as bits of their dtypes. For a delta rule x is v, b is k, c is q, dt is g, and z is not used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
+    pub beta: Vec<u32>,
     pub x: Vec<u32>,
     pub b: Vec<u32>,
     pub c: Vec<u32>,
@@ -168,6 +216,9 @@ pub struct Params {
     pub a: Array,
     pub bias: Array,
     pub d: Array,
+    /// Of the generator: mean keys per key head, log decays per gate.
+    pub mean: Vec<f64>,
+    pub decay: Vec<f64>,
 }
 
 pub fn ok(status: i32) {
@@ -264,18 +315,22 @@ impl Rig {
             min_rewind: spec.keep as i32,
             schedule: spec.schedule,
         });
-        let p = desc!(replayssm_pool_desc {
-            family: REPLAYSSM_MAMBA2,
+        let mut p = desc!(replayssm_pool_desc {
+            family: spec.family,
             n_layers: spec.layers as i32,
             io: spec.io,
             out: spec.out,
             format: spec.format,
             readout: spec.readout,
-            nheads: spec.heads as i32,
-            headdim: spec.headdim as i32,
-            dstate: spec.dstate as i32,
-            ngroups: spec.groups as i32,
+            stochastic_rounding: spec.stochastic.into(),
         });
+        let [heads, headdim, dstate, groups] = [spec.heads, spec.headdim, spec.dstate, spec.groups].map(|n| n as i32);
+        if spec.is_delta() {
+            (p.HV, p.V, p.K, p.H) = (heads, headdim, dstate, groups);
+            (p.head_map, p.u_dtype) = (spec.head_map, spec.u_dtype);
+        } else {
+            (p.nheads, p.headdim, p.dstate, p.ngroups) = (heads, headdim, dstate, groups);
+        }
         // SAFETY: descriptors and out-parameters are locals.
         unsafe {
             ok(replayssm_context_create(&c, &mut context));
@@ -321,7 +376,7 @@ impl Rig {
 
     /// A fresh token: an entry per layer.
     pub fn token(&self, rng: &mut Rng) -> Vec<Token> {
-        (0..self.spec.layers).map(|_| Token::random(&self.spec, rng)).collect()
+        self.params.iter().map(|params| Token::random(&self.spec, params, rng)).collect()
     }
 
     pub fn tokens(&self, rng: &mut Rng, n: usize) -> Vec<Vec<Token>> {
@@ -371,17 +426,7 @@ impl Rig {
         let s = &self.spec;
         let batch = BatchData::new(self, rows, extend, keep_tail);
         let io = Inputs::new(s, &self.params[layer], rows, layer);
-        let args = io.args(s);
-        self.in_parts(|exec| {
-            // SAFETY: everything lives until the call returns.
-            unsafe {
-                if extend {
-                    replayssm_mamba2_extend(self.pool, layer as i32, &batch.desc(), &args, exec)
-                } else {
-                    replayssm_mamba2_step(self.pool, layer as i32, &batch.desc(), &args, exec)
-                }
-            }
-        });
+        self.in_parts(|exec| io.call(self, layer, &batch.desc(), extend, exec));
         io.outputs(s, rows)
     }
 
@@ -520,6 +565,7 @@ fn dense_length(rows: &[Row]) -> Option<usize> {
 pub struct Inputs {
     packed: Array,
     dt: Array,
+    beta: Array,
     out: Array,
     params: Params,
     /// Elements of a packed row, of a dt row and of an output row.
@@ -534,11 +580,12 @@ impl Inputs {
     pub fn new(s: &Spec, params: &Params, rows: &[Row], layer: usize) -> Self {
         let (hd, gn) = (s.heads * s.headdim, s.groups * s.dstate);
         let offsets = [GAP, GAP + hd + 1, GAP + hd + 1 + gn, 2 * GAP + hd + 1 + 2 * gn];
-        let strides = [offsets[3] + hd + GAP, s.heads + 2, hd + 5];
+        let strides = [offsets[3] + hd + GAP, s.gates() + 2, hd + 5];
         let n = rows.iter().map(|r| r.tokens.len()).sum::<usize>().max(1);
         let mut io = Inputs {
             packed: Array::poisoned(s.io, n * strides[0]),
             dt: Array::poisoned(s.dt_dtype, n * strides[1]),
+            beta: Array::poisoned(REPLAYSSM_F32, n * (s.heads + 1)),
             out: Array::poisoned(s.out, n * strides[2]),
             params: params.clone(),
             strides,
@@ -550,7 +597,7 @@ impl Inputs {
     }
 
     /// Writes the rows' tokens, one behind the other.
-    pub fn fill(&mut self, _: &Spec, rows: &[Row], layer: usize) {
+    pub fn fill(&mut self, s: &Spec, rows: &[Row], layer: usize) {
         let (strides, offsets) = (self.strides, self.offsets);
         for (t, token) in rows.iter().flat_map(|r| &r.tokens).map(|t| &t[layer]).enumerate() {
             for (offset, values) in offsets.iter().zip([&token.x, &token.b, &token.c, &token.z]) {
@@ -561,7 +608,61 @@ impl Inputs {
             for (h, &bits) in token.dt.iter().enumerate() {
                 self.dt.set(t * strides[1] + h, bits);
             }
+            for (h, &bits) in token.beta.iter().enumerate() {
+                self.beta.set(t * (s.heads + 1) + h, bits);
+            }
         }
+    }
+
+    /// A step or extend with these inputs.
+    pub fn call(
+        &self,
+        rig: &Rig,
+        layer: usize,
+        batch: &replayssm_batch,
+        extend: bool,
+        exec: *const replayssm_exec,
+    ) -> i32 {
+        let (pool, layer) = (rig.pool, layer as i32);
+        // SAFETY: everything lives until the call returns.
+        unsafe {
+            if rig.spec.is_delta() {
+                let args = self.delta_args(&rig.spec);
+                match extend {
+                    true => replayssm_delta_extend(pool, layer, batch, &args, exec),
+                    false => replayssm_delta_step(pool, layer, batch, &args, exec),
+                }
+            } else {
+                let args = self.args(&rig.spec);
+                match extend {
+                    true => replayssm_mamba2_extend(pool, layer, batch, &args, exec),
+                    false => replayssm_mamba2_step(pool, layer, batch, &args, exec),
+                }
+            }
+        }
+    }
+
+    pub fn delta_args(&self, s: &Spec) -> replayssm_delta_args {
+        let [p, d, o] = self.strides;
+        let row = self.dense;
+        let [v, k, q, _] = self.offsets;
+        let gates = s.gates() / s.heads;
+        let beta = s.heads + 1;
+        desc!(replayssm_delta_args {
+            gate: s.gate_kind,
+            q: tensor(&self.packed, q, row * p, p, s.dstate),
+            k: tensor(&self.packed, k, row * p, p, s.dstate),
+            v: tensor(&self.packed, v, row * p, p, s.headdim),
+            g: tensor(&self.dt, 0, row * d, d, gates),
+            beta: tensor(&self.beta, 0, row * beta, beta, 1),
+            A_log: if s.raw_gates() { tensor(&self.params.a, 0, 0, 0, 2) } else { ABSENT },
+            dt_bias: if s.raw_gates() && s.bias { tensor(&self.params.bias, 0, 0, 0, gates) } else { ABSENT },
+            lower_bound: if s.gate_kind == REPLAYSSM_GATE_LOWER_BOUND { LOWER_BOUND } else { 0.0 },
+            scale: s.scale,
+            no_l2norm: i32::from(!s.l2norm),
+            beta_processed: s.beta_processed.into(),
+            out: tensor(&self.out, 1, row * o, o, s.headdim),
+        })
     }
 
     pub fn args(&self, s: &Spec) -> replayssm_mamba2_args {
@@ -615,35 +716,93 @@ impl Inputs {
 }
 
 impl Params {
+    /// A (Mamba-2: minus U(1, 16), delta rules: the logarithm of U(1, 16)), biases, skips, mean keys and decays.
     pub fn random(s: &Spec, rng: &mut Rng) -> Self {
+        let gates = s.gates() / s.heads;
         let mut a = Array::poisoned(REPLAYSSM_F32, 2 * s.heads);
-        let mut bias = Array::poisoned(REPLAYSSM_BF16, s.heads);
+        let mut bias = Array::poisoned(REPLAYSSM_BF16, s.gates());
         let mut d = Array::poisoned(REPLAYSSM_F32, s.heads * s.headdim);
+        let mut mean = Vec::new();
+        let mut decay = Vec::new();
         for h in 0..s.heads {
-            a.set(2 * h, encode(REPLAYSSM_F32, -(1.0 + 15.0 * rng.unit())));
-            bias.set(h, encode(REPLAYSSM_BF16, 0.3 * rng.normal()));
+            let rate = 1.0 + 15.0 * rng.unit();
+            a.set(2 * h, encode(REPLAYSSM_F32, if s.is_delta() { rate.ln() } else { -rate }));
+            for i in 0..gates {
+                bias.set(h * gates + i, encode(REPLAYSSM_BF16, 0.3 * rng.normal()));
+                // Decays log-uniform in [0.9, 0.9999].
+                let slow = (1e-4f64.ln() + rng.unit() * (0.9f64.ln().abs().ln() - 1e-4f64.ln())).exp();
+                decay.push(-slow);
+            }
             for i in 0..s.headdim {
                 d.set(h * s.headdim + i, encode(REPLAYSSM_F32, rng.normal()));
             }
         }
-        Params { a, bias, d }
+        if s.is_delta() {
+            mean.extend((0..s.groups * s.dstate).map(|_| rng.normal()));
+        }
+        Params { a, bias, d, mean, decay }
     }
 }
 
+fn normalised(v: Vec<f64>) -> Vec<f64> {
+    let norm = v.iter().map(|x| x * x).sum::<f64>().sqrt();
+    v.into_iter().map(|x| x / norm).collect()
+}
+
 impl Token {
-    /// The named generator: dt log-normal around 0.05 (in front of the softplus if there is one), x, B, C SiLU of normal draws.
-    pub fn random(s: &Spec, rng: &mut Rng) -> Self {
-        let mut draw = |n: usize| (0..n).map(|_| encode(s.io, silu(rng.normal()))).collect::<Vec<_>>();
+    /// The named generator. Mamba-2: dt log-normal around 0.05 (in front of the softplus if there is one), x, B, C SiLU of normal
+    /// draws. Delta rules: k, q = normalise(sqrt(0.25) m_h + sqrt(0.75) n), v SiLU of normal draws, beta = sigmoid(normal), decays
+    /// log-uniform per head (and key channel) in [0.9, 0.9999].
+    pub fn random(s: &Spec, params: &Params, rng: &mut Rng) -> Self {
         let (hd, gn) = (s.heads * s.headdim, s.groups * s.dstate);
-        let (x, b, c) = (draw(hd), draw(gn), draw(gn));
-        let z = (0..hd).map(|_| encode(s.io, rng.normal())).collect();
-        let dt = (0..s.heads)
-            .map(|_| {
-                let dt = (0.05f64.ln() + 0.5 * rng.normal()).exp();
-                encode(s.dt_dtype, if s.softplus { dt.exp_m1().ln() } else { dt })
+        let mut draw = |n: usize| (0..n).map(|_| encode(s.io, silu(rng.normal()))).collect::<Vec<_>>();
+        if !s.is_delta() {
+            let (x, b, c) = (draw(hd), draw(gn), draw(gn));
+            let z = (0..hd).map(|_| encode(s.io, rng.normal())).collect();
+            let dt = (0..s.heads)
+                .map(|_| {
+                    let dt = (0.05f64.ln() + 0.5 * rng.normal()).exp();
+                    encode(s.dt_dtype, if s.softplus { dt.exp_m1().ln() } else { dt })
+                })
+                .collect();
+            return Token { x, b, c, dt, z, beta: vec![] };
+        }
+        let x = draw(hd);
+        let mut key = || -> Vec<u32> {
+            (0..s.groups)
+                .flat_map(|h| {
+                    let mean = normalised(params.mean[h * s.dstate..][..s.dstate].to_vec());
+                    let noise = normalised((0..s.dstate).map(|_| rng.normal()).collect());
+                    let both = mean.iter().zip(&noise).map(|(m, n)| 0.5 * m + 0.75f64.sqrt() * n).collect();
+                    normalised(both).into_iter().map(|k| encode(s.io, k)).collect::<Vec<_>>()
+                })
+                .collect()
+        };
+        let (b, c) = (key(), key());
+        let gates = s.gates() / s.heads;
+        let dt = (0..s.gates())
+            .map(|i| {
+                let g = params.decay[i];
+                let rate = decode(REPLAYSSM_F32, params.a.get(2 * (i / gates))).exp();
+                let bias = if s.bias { decode(REPLAYSSM_BF16, params.bias.get(i)) } else { 0.0 };
+                let raw = match s.gate_kind {
+                    REPLAYSSM_GATE_SOFTPLUS => (-g / rate).exp_m1().ln() - bias,
+                    REPLAYSSM_GATE_LOWER_BOUND => {
+                        let p = g / f64::from(LOWER_BOUND);
+                        (p / (1.0 - p)).ln() / rate - bias
+                    }
+                    _ => g,
+                };
+                encode(s.dt_dtype, raw)
             })
             .collect();
-        Token { x, b, c, dt, z }
+        let beta = (0..s.heads)
+            .map(|_| {
+                let b = rng.normal();
+                encode(REPLAYSSM_F32, if s.beta_processed { 1.0 / (1.0 + (-b).exp()) } else { b })
+            })
+            .collect();
+        Token { x, b, c, dt, z: vec![], beta }
     }
 }
 

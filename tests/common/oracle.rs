@@ -1,23 +1,34 @@
-//! The Mamba-2 recurrence in fp64, written from the formulas alone: nothing of the library is used.
+//! The recurrences in fp64, written from the formulas alone: nothing of the library is used.
 
 use super::{Params, Skip, Spec, Token, decode};
-use replayssm::ffi::{REPLAYSSM_BF16, REPLAYSSM_F32};
+use replayssm::ffi::{REPLAYSSM_BF16, REPLAYSSM_F32, REPLAYSSM_GATE_LOG_DECAY, REPLAYSSM_GATE_LOWER_BOUND};
 
 pub struct Oracle {
     spec: Spec,
     params: Params,
     /// `[H][D][N]`.
     pub state: Vec<f64>,
+    /// Of a delta rule's last token, `[HV][V]`.
+    pub u: Vec<f64>,
 }
 
 impl Oracle {
     pub fn new(spec: &Spec, params: &Params) -> Self {
-        Oracle { spec: spec.clone(), params: params.clone(), state: vec![0.0; spec.heads * spec.headdim * spec.dstate] }
+        Oracle {
+            spec: spec.clone(),
+            params: params.clone(),
+            state: vec![0.0; spec.heads * spec.headdim * spec.dstate],
+            u: vec![0.0; spec.heads * spec.headdim],
+        }
     }
 
     /// Takes one token and returns its output `[H][D]` before and after the gate.
     pub fn token(&mut self, token: &Token) -> (Vec<f64>, Vec<f64>) {
         let s = &self.spec;
+        if s.is_delta() {
+            let o = self.delta(token);
+            return (o.clone(), o);
+        }
         let (mut plain, mut gated) = (Vec::new(), Vec::new());
         for h in 0..s.heads {
             let group = h / (s.heads / s.groups);
@@ -50,6 +61,72 @@ impl Oracle {
             }
         }
         (plain, gated)
+    }
+}
+
+impl Oracle {
+    /// Log decays of a delta rule's token, `[HV]` or `[HV][K]`.
+    pub fn log_decays(s: &Spec, params: &Params, token: &Token) -> Vec<f64> {
+        let gates = s.gates() / s.heads;
+        (0..s.gates())
+            .map(|i| {
+                let raw = decode(s.dt_dtype, token.dt[i]);
+                if s.gate_kind == REPLAYSSM_GATE_LOG_DECAY {
+                    return raw;
+                }
+                let rate = decode(REPLAYSSM_F32, params.a.get(2 * (i / gates))).exp();
+                let a = raw + if s.bias { decode(REPLAYSSM_BF16, params.bias.get(i)) } else { 0.0 };
+                if s.gate_kind == REPLAYSSM_GATE_LOWER_BOUND {
+                    f64::from(super::LOWER_BOUND) / (1.0 + (-rate * a).exp())
+                } else {
+                    -rate * if a > 20.0 { a } else { a.exp().ln_1p() }
+                }
+            })
+            .collect()
+    }
+
+    /// A key or query head, normalised if the model does.
+    pub fn key(s: &Spec, bits: &[u32], head: usize) -> Vec<f64> {
+        let k: Vec<f64> = bits[head * s.dstate..][..s.dstate].iter().map(|&b| decode(s.io, b)).collect();
+        let norm = if s.l2norm { (k.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt() } else { 1.0 };
+        k.into_iter().map(|x| x / norm).collect()
+    }
+
+    pub fn beta(s: &Spec, token: &Token, head: usize) -> f64 {
+        let b = decode(REPLAYSSM_F32, token.beta[head]);
+        if s.beta_processed { b } else { 1.0 / (1.0 + (-b).exp()) }
+    }
+
+    pub fn scale(s: &Spec) -> f64 {
+        if s.scale == 0.0 { 1.0 / (s.dstate as f64).sqrt() } else { s.scale.into() }
+    }
+
+    fn delta(&mut self, token: &Token) -> Vec<f64> {
+        let s = &self.spec;
+        let g = Self::log_decays(s, &self.params, token);
+        let gates = s.gates() / s.heads;
+        let mut out = Vec::new();
+        for h in 0..s.heads {
+            let (k, q) = (Self::key(s, &token.b, s.group(h)), Self::key(s, &token.c, s.group(h)));
+            let beta = Self::beta(s, token, h);
+            for i in 0..s.headdim {
+                let row = &mut self.state[(h * s.headdim + i) * s.dstate..][..s.dstate];
+                let mut predicted = 0.0;
+                for (n, state) in row.iter_mut().enumerate() {
+                    *state *= g[h * gates + n % gates].exp();
+                    predicted += *state * k[n];
+                }
+                let u = beta * (decode(s.io, token.x[h * s.headdim + i]) - predicted);
+                self.u[h * s.headdim + i] = u;
+                let mut o = 0.0;
+                for (n, state) in row.iter_mut().enumerate() {
+                    *state += u * k[n];
+                    o += *state * q[n];
+                }
+                out.push(o * Self::scale(s));
+            }
+        }
+        out
     }
 }
 
