@@ -151,14 +151,14 @@ fn run(command: &mut Command, name: &str) {
 #[test]
 fn misuse_gives_a_status_and_a_sentence() {
     for compiler in compilers() {
-        let program = build(&format!("misuse-{}", compiler.name), &compiler, &MISUSE, &["-O1"], &library());
+        let program = build(&format!("misuse-{}", compiler.name), &compiler, &MISUSE, &["-O0"], &library());
         run(&mut Command::new(program), "misuse:");
     }
 }
 
 #[test]
 fn misuse_is_clean_under_address_and_undefined_behaviour_sanitizers() {
-    let flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let flags = ["-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
     let program = build("misuse-asan", &system_compiler(), &MISUSE, &flags, &library());
     run(Command::new(program).env("ASAN_OPTIONS", "detect_leaks=1:allocator_may_return_null=1"), "misuse:");
 }
@@ -168,7 +168,7 @@ fn misuse_is_clean_under_valgrind() {
     if !installed("valgrind") {
         return skipped("valgrind", "it is not installed");
     }
-    let program = build("misuse-valgrind", &system_compiler(), &MISUSE, &["-g", "-O1"], &library());
+    let program = build("misuse-valgrind", &system_compiler(), &MISUSE, &["-g", "-O0"], &library());
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
     command.arg(format!("--suppressions={}", source("valgrind.supp").display()));
@@ -226,4 +226,10 @@ fn the_environment_does_not_choose_the_number_of_threads() {
     }
     assert_eq!(seen.len(), 1, "{seen:?}");
     println!("{}", seen.first().expect("a run"));
+}
+
+#[test]
+fn a_host_may_unload_the_library() {
+    let program = build("unload", &system_compiler(), &["c/unload.c"], &[], &library());
+    run(Command::new(program).arg(library()), "unload:");
 }
