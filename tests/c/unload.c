@@ -66,6 +66,9 @@ int main(int argc, char **argv) {
     if (again == NULL || dlclose(again) != 0) return 7;
     unloaded += !loaded();
   }
+#ifdef __GLIBC__
+  if (unloaded != 20) return 8;
+#endif
   printf("unload: unloaded %d of 20 times\n", unloaded);
   return 0;
 }

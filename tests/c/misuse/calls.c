@@ -262,6 +262,12 @@ void lists(void) {
   CHECK(done[0] == 1 && done[1] == 0 && position_of(0) == 1 && position_of(1) == 2);
   WORKS(replayssm_check(slots, 1, &report));
   CHECK(report.bits == REPLAYSSM_FAULT_REWIND && report.count == 1 && report.first_row == 1);
+  /* In parts, a rewind happens once, and all of it. */
+  replayssm_exec exec = REPLAYSSM_INIT(replayssm_exec);
+  n[0] = 1, n[1] = 2;
+  exec.n_parts = 2;
+  for (exec.part = 0; exec.part < 2; exec.part++) WORKS(replayssm_rewind(slots, &list, n, NULL, &exec));
+  CHECK(position_of(0) == 0 && position_of(1) == 0);
   WORKS(replayssm_reset(slots, &list, NULL, NULL));
 }
 
