@@ -29,7 +29,9 @@
  * Threads and streams
  *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
  *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
- *   Nothing allocates, locks or synchronises between create and destroy but what says so: acquire and release take a lock.
+ *   No call of a model step takes a lock of the library's or allocates on the caller's thread. The CPU backend's thread pool queues
+ *   work with its own locks and may grow its queue; with n_threads 1, or with parts, it is not used. Lists of pools are read
+ *   under a lock by reset and rewind; acquire and release take one.
  *
  * Errors
  *   A status says whether the call was accepted; on an error nothing was done. What only the device can see (ids, counts,
@@ -294,7 +296,7 @@ typedef struct replayssm_slots_desc {
   uint32_t struct_size;
   /* Checkpoints: live ones and cached ones. At least 1. */
   int32_t n_slots;
-  /* Rings: requests that can run at once. 0 = n_slots. */
+  /* Rings: requests that can run at once, up to 2^20. 0 = n_slots. */
   int32_t n_rings;
   /* W, 1 to 256 and at least max_step_tokens. 0 = max(16, min(256, 8 max_step_tokens)). */
   int32_t window;

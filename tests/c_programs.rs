@@ -129,12 +129,15 @@ fn exported_symbols_are_the_committed_list() {
     toolchain::check_symbols(&library());
 }
 
-/// Builds a program of `tests/c` in a scratch folder of its own.
-fn build(folder: &str, compiler: &Compiler, name: &str, flags: &[&str], library: &Path) -> PathBuf {
+const MISUSE: [&str; 5] =
+    ["c/misuse/misuse.c", "c/misuse/handles.c", "c/misuse/descriptors.c", "c/misuse/calls.c", "c/misuse/threads.c"];
+
+/// Builds a C program in a scratch folder of its own.
+fn build(folder: &str, compiler: &Compiler, sources: &[&str], flags: &[&str], library: &Path) -> PathBuf {
     let scratch = scratch(folder);
     let links = library_folder(&scratch, library);
     let out = scratch.join("program");
-    Program { compiler, language: Language::C11, source: &format!("c/{name}"), flags, library: &links, out }.build()
+    Program { compiler, language: Language::C11, sources, flags, library: &links, out }.build()
 }
 
 /// Runs a program; it must succeed and print its last line, which starts with its name.
@@ -148,15 +151,15 @@ fn run(command: &mut Command, name: &str) {
 #[test]
 fn misuse_gives_a_status_and_a_sentence() {
     for compiler in compilers() {
-        let program = build(&format!("misuse-{}", compiler.name), &compiler, "misuse.c", &["-O1"], &library());
+        let program = build(&format!("misuse-{}", compiler.name), &compiler, &MISUSE, &["-O0"], &library());
         run(&mut Command::new(program), "misuse:");
     }
 }
 
 #[test]
 fn misuse_is_clean_under_address_and_undefined_behaviour_sanitizers() {
-    let flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    let program = build("misuse-asan", &system_compiler(), "misuse.c", &flags, &library());
+    let flags = ["-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let program = build("misuse-asan", &system_compiler(), &MISUSE, &flags, &library());
     run(Command::new(program).env("ASAN_OPTIONS", "detect_leaks=1:allocator_may_return_null=1"), "misuse:");
 }
 
@@ -165,7 +168,7 @@ fn misuse_is_clean_under_valgrind() {
     if !installed("valgrind") {
         return skipped("valgrind", "it is not installed");
     }
-    let program = build("misuse-valgrind", &system_compiler(), "misuse.c", &["-g", "-O1"], &library());
+    let program = build("misuse-valgrind", &system_compiler(), &MISUSE, &["-g", "-O0"], &library());
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
     command.arg(format!("--suppressions={}", source("valgrind.supp").display()));
@@ -179,13 +182,13 @@ fn faulty_library() -> PathBuf {
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--locked", "--lib", "--features", "fault-injection"]);
     command.arg("--manifest-path").arg(root().join("Cargo.toml")).arg("--target-dir").arg(&target);
-    succeed(command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0"));
+    succeed(command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env_remove("RUSTC_BOOTSTRAP"));
     target.join("debug/libreplayssm.so")
 }
 
 #[test]
 fn a_panic_arrives_as_internal_and_prints_nothing() {
-    let program = build("panic", &system_compiler(), "panic.c", &[], &faulty_library());
+    let program = build("panic", &system_compiler(), &["c/panic.c"], &[], &faulty_library());
     for backtrace in [None, Some("1"), Some("full")] {
         let mut command = Command::new(&program);
         command.env_remove("RUST_BACKTRACE").envs(backtrace.map(|value| ("RUST_BACKTRACE", value)));
@@ -194,7 +197,7 @@ fn a_panic_arrives_as_internal_and_prints_nothing() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), "panic: ok\n", "RUST_BACKTRACE={backtrace:?}");
     }
     // The library that users get has no such switch.
-    let program = build("no-panic", &system_compiler(), "panic.c", &[], &library());
+    let program = build("no-panic", &system_compiler(), &["c/panic.c"], &[], &library());
     let output = succeed(Command::new(&program).arg("released"));
     assert_eq!(text(&output), "panic: refused\n");
 }
@@ -205,14 +208,14 @@ fn flush_to_zero_in_the_callers_thread_changes_no_byte() {
         return skipped("flush-to-zero", "the program knows x86-64 only");
     }
     for compiler in compilers() {
-        let program = build(&format!("ftz-{}", compiler.name), &compiler, "ftz.c", &["-O1"], &library());
+        let program = build(&format!("ftz-{}", compiler.name), &compiler, &["c/ftz.c"], &["-O1"], &library());
         run(&mut Command::new(program), "ftz:");
     }
 }
 
 #[test]
 fn the_environment_does_not_choose_the_number_of_threads() {
-    let program = build("threads", &system_compiler(), "threads.c", &[], &library());
+    let program = build("threads", &system_compiler(), &["c/threads.c"], &[], &library());
     let mut seen = BTreeSet::new();
     for value in [None, Some("1"), Some("7")] {
         let mut command = Command::new(&program);
@@ -223,4 +226,10 @@ fn the_environment_does_not_choose_the_number_of_threads() {
     }
     assert_eq!(seen.len(), 1, "{seen:?}");
     println!("{}", seen.first().expect("a run"));
+}
+
+#[test]
+fn a_host_may_unload_the_library() {
+    let program = build("unload", &system_compiler(), &["c/unload.c"], &[], &library());
+    run(Command::new(program).arg(library()), "unload:");
 }

@@ -20,7 +20,7 @@ fn engine(name: &str) {
         let program = Program {
             compiler: &compiler,
             language: Language::Cxx17,
-            source: &format!("engines/{name}.cpp"),
+            sources: &[&format!("engines/{name}.cpp")],
             flags: &["-O1", "-g", "-Wshadow", "-Wconversion"],
             library: &links,
             out: scratch.join(name),
@@ -46,7 +46,7 @@ fn engine_under_valgrind(name: &str) {
     let program = Program {
         compiler: &compiler,
         language: Language::Cxx17,
-        source: &format!("engines/{name}.cpp"),
+        sources: &[&format!("engines/{name}.cpp")],
         flags: &["-O1", "-g"],
         library: &links,
         out: scratch.join(name),

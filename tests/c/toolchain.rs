@@ -133,7 +133,7 @@ pub(crate) struct Program<'a> {
     pub(crate) compiler: &'a Compiler,
     pub(crate) language: Language,
     /// Below `tests/`.
-    pub(crate) source: &'a str,
+    pub(crate) sources: &'a [&'a str],
     pub(crate) flags: &'a [&'a str],
     /// A folder from [`library_folder`].
     pub(crate) library: &'a Path,
@@ -144,7 +144,8 @@ impl Program<'_> {
     /// Compiles and links against the shared library.
     pub(crate) fn build(self) -> PathBuf {
         let mut command = self.compiler.command(self.language);
-        command.args(self.flags).arg(root().join("tests").join(self.source)).args(["-x", "none", "-pthread"]);
+        command.args(self.flags).args(self.sources.iter().map(|source| root().join("tests").join(source)));
+        command.args(["-x", "none", "-pthread"]);
         command.arg("-L").arg(self.library).arg("-lreplayssm");
         command.arg(format!("-Wl,-rpath,{}", self.library.display())).arg("-o").arg(&self.out);
         succeed(&mut command);

@@ -314,7 +314,7 @@ int main(int argc, char **argv) {
   recurrent_memory memory(m, n_seqs + 1, n_draft, 3);
   random_numbers r{7};
   std::map<int, sequence> live;
-  int removed = 0, refused = 0, rejected_drafts = 0, sessions = 0, copies = 0;
+  int removed = 0, refused = 0, rejected_drafts = 0, sessions = 0, copies = 0, messages = 0;
 
   const auto start = [&](int id) {
     ubatch u{1 + r.below(40), {id}, {}, {}};
@@ -388,12 +388,20 @@ int main(int argc, char **argv) {
       live[to] = seq;
       live[to].since = 0;
       copies++;
+    } else if (r.one_in(15)) {
+      // The next message of a conversation: a prompt behind what is there.
+      ubatch message{1 + r.below(30), {id}, {}, {}};
+      for (int t = 0; t < message.n_seq_tokens; t++) message.tokens.push_back(r.below(256));
+      memory.prompt(message, r.below(4) % message.n_seq_tokens);
+      append(m.shape, seq, message, 0, message.n_seq_tokens);
+      seq.since = 0;
+      messages++;
     } else if (r.one_in(30)) {
       start(id);
     }
   }
   memory.require_no_faults();
-  require(removed > 0 && refused > 0 && rejected_drafts > 0 && sessions > 0 && copies > 0, "something never happened");
+  require(removed > 0 && refused > 0 && rejected_drafts > 0 && sessions > 0 && copies > 0 && messages > 0, "something never happened");
 
   // "break" shows that the comparison compares: one token of one sequence is not the one that was decoded.
   if (argc > 1 && std::strcmp(argv[1], "break") == 0) live[n_seqs - 1].tokens.back() ^= 1;
@@ -413,7 +421,7 @@ int main(int argc, char **argv) {
   }
   memory.require_no_faults();
   std::printf("llama_memory: %d steps, %zu sequences of %lld tokens, %d drafts rejected, %d tokens removed, %d removals refused, "
-              "%d sessions, %d copies: states and outputs equal by bytes\n",
-              steps, live.size(), static_cast<long long>(tokens), rejected_drafts, removed, refused, sessions, copies);
+              "%d sessions, %d copies, %d further messages: states and outputs equal by bytes\n",
+              steps, live.size(), static_cast<long long>(tokens), rejected_drafts, removed, refused, sessions, copies, messages);
   return 0;
 }

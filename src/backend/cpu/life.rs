@@ -455,6 +455,10 @@ pub(super) fn rewind(
     exec: &Exec,
 ) -> Result<()> {
     check_list(slots, list)?;
+    if exec.part != 0 {
+        // All or none: one part looks at every entry before it moves any.
+        return Ok(());
+    }
     // SAFETY: per-entry arrays have as many elements as their list.
     let wanted = |i: i64| i64::from(unsafe { raw::read::<i32>(n.offset(i * 4)) });
     let newest = |slot: i64, ring: i64| {
@@ -494,8 +498,7 @@ pub(super) fn rewind(
             }
         }
     }
-    let (begin, end) = exec.share(list.n);
-    for i in begin..end {
+    for i in 0..list.n {
         let ok = match entry(slots, list, i, -1) {
             None => false,
             Some((slot, ring)) if possible(i, slot, ring) => {

@@ -22,6 +22,7 @@ use crate::replay::launch::{
     Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
+use crate::replay::layout::ALIGNMENT;
 
 /// Threads of a context. They are gone when this is: after a destroy, the library may be unloaded.
 struct Threads {
@@ -107,7 +108,7 @@ unsafe impl Sync for Block {}
 
 impl Memory for Block {
     fn address(&self) -> Address {
-        Address(self.at as usize)
+        Address((self.at as usize).next_multiple_of(ALIGNMENT as usize))
     }
 }
 
@@ -125,8 +126,9 @@ impl Backend for Cpu {
 
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {
         let oom = || Error::OutOfMemory { what: what.into(), bytes };
-        let size = usize::try_from(bytes.max(1)).map_err(|_| oom())?;
-        let layout = Layout::from_size_align(size, 128).map_err(|_| oom())?;
+        let size = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_add(ALIGNMENT as usize));
+        // The allocator zeroes pages when they are first touched only if it need not align them itself.
+        let layout = Layout::from_size_align(size.ok_or_else(oom)?, 8).map_err(|_| oom())?;
         // SAFETY: the size is not zero.
         let at = unsafe { alloc_zeroed(layout) };
         if at.is_null() {

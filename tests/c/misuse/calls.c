@@ -1,0 +1,423 @@
+/* Every field of the calls of a model step and of a slot's life; what only the device can see.
+ * SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "misuse.h"
+
+static replayssm_status step(const replayssm_batch *batch, const replayssm_mamba2_args *args) {
+  return replayssm_mamba2_step(mamba, 0, batch, args, NULL);
+}
+
+static replayssm_status conv_step(const replayssm_batch *batch, const replayssm_conv1d_args *args) {
+  return replayssm_conv1d_step(conv, 0, batch, args, NULL);
+}
+
+#define BAD_BATCH(assignment, status, word) SPOIL(replayssm_batch, good_batch(), assignment, status, word, step(&d, &args))
+#define BAD_ARGS(assignment, status, word) SPOIL(replayssm_mamba2_args, good_args(), assignment, status, word, step(&batch, &d))
+#define BAD_CONV_ARGS(assignment, status, word) \
+  SPOIL(replayssm_conv1d_args, good_conv_args(), assignment, status, word, conv_step(&batch, &d))
+#define BAD_EXEC(assignment, status, word)                                                    \
+  do {                                                                                        \
+    SPOIL(replayssm_exec, REPLAYSSM_INIT(replayssm_exec), assignment, status, word,           \
+          replayssm_mamba2_step(mamba, 0, &batch, &args, &d));                                \
+    SPOIL(replayssm_exec, REPLAYSSM_INIT(replayssm_exec), assignment, status, word,           \
+          replayssm_commit(slots, &batch, NULL, &d));                                         \
+    SPOIL(replayssm_exec, REPLAYSSM_INIT(replayssm_exec), assignment, status, word,           \
+          replayssm_reset(slots, &list, NULL, &d));                                           \
+  } while (0)
+#define BAD_COMMIT(assignment, status, word)                                                                   \
+  SPOIL(replayssm_commit_args, REPLAYSSM_INIT(replayssm_commit_args), assignment, status, word, \
+        replayssm_commit(slots, &batch, &d, NULL))
+/* What is wrong with a tensor is wrong in every tensor. */
+#define BAD_TENSOR(BAD, field)                                               \
+  do {                                                                       \
+    BAD(field.dtype = 0, INVALID, "args." #field);                           \
+    BAD(field.dtype = REPLAYSSM_I64, INVALID, "args." #field);               \
+    BAD(field.dtype = 77, UNSUPPORTED, "args." #field);                      \
+    BAD(field.reserved = 1, UNSUPPORTED, "args." #field);                    \
+    BAD(field.data = ODD(data), INVALID, "args." #field ".data");            \
+    BAD(field.stride_head = INT64_MAX, INVALID, "args." #field ".stride");   \
+    BAD(field.stride_head = INT64_MIN, INVALID, "args." #field ".stride");   \
+    BAD(field.stride_head = INT64_MAX / 4, INVALID, "args." #field ".stride"); \
+  } while (0)
+#define BAD_INPUT(BAD, field)                                                \
+  do {                                                                       \
+    BAD_TENSOR(BAD, field);                                                  \
+    BAD(field.stride_row = INT64_MAX, INVALID, "args." #field ".stride");    \
+    BAD(field.stride_token = INT64_MIN, INVALID, "args." #field ".stride");  \
+    BAD(field.stride_token = INT64_MAX, INVALID, "args." #field ".stride");  \
+  } while (0)
+
+void calls(void) {
+  replayssm_batch batch = good_batch();
+  replayssm_mamba2_args args = good_args();
+  replayssm_list list = good_list();
+  static const int32_t cu_seqlens[3] = {0, 1, 2};
+  WORKS(step(&batch, &args));
+
+  FAILS(INVALID, "layer", replayssm_mamba2_step(mamba, LAYERS, &batch, &args, NULL));
+  FAILS(INVALID, "layer", replayssm_mamba2_step(mamba, -1, &batch, &args, NULL));
+  FAILS(INVALID, "layer", replayssm_mamba2_step(mamba, INT32_MAX, &batch, &args, NULL));
+
+  BAD_BATCH(flags = 8, UNSUPPORTED, "batch.flags");
+  BAD_BATCH(flags = REPLAYSSM_BATCH_EXTEND, INVALID, "batch.flags");
+  FAILS(INVALID, "batch.flags", replayssm_mamba2_extend(mamba, 0, &batch, &args, NULL));
+  BAD_BATCH(n_rows = -1, INVALID, "batch.n_rows");
+  BAD_BATCH(n_rows = INT32_MIN, INVALID, "batch.n_rows");
+  BAD_BATCH(tokens = 5, INVALID, "batch.tokens");
+  BAD_BATCH(tokens = -1, INVALID, "batch.tokens");
+  BAD_BATCH(tokens = INT32_MAX, INVALID, "batch.tokens");
+  BAD_BATCH(max_tokens = 1, INVALID, "batch.max_tokens");
+  BAD_BATCH(max_tokens = -1, INVALID, "batch.max_tokens");
+  BAD_BATCH(keep_tail = 1, INVALID, "batch.keep_tail");
+  BAD_BATCH(reserved = 1, UNSUPPORTED, "batch.reserved");
+  BAD_BATCH(cu_seqlens = cu_seqlens, INVALID, "batch.tokens");
+  BAD_BATCH(cu_seqlens = ODD(cu_seqlens), INVALID, "batch.cu_seqlens");
+  BAD_BATCH(generation = ODD(ids), INVALID, "batch.generation");
+  BAD_BATCH(slots.data = NULL, INVALID, "batch.slots");
+  BAD_BATCH(slots.data = ODD(ids), INVALID, "batch.slots");
+  BAD_BATCH(slots.dtype = 0, INVALID, "batch.slots");
+  BAD_BATCH(slots.dtype = REPLAYSSM_F32, INVALID, "batch.slots");
+  BAD_BATCH(slots.dtype = 99, UNSUPPORTED, "batch.slots");
+  BAD_BATCH(slots.stride = INT64_MAX, INVALID, "batch.slots");
+  BAD_BATCH(slots.stride = INT64_MIN, INVALID, "batch.slots");
+  BAD_BATCH(slots.reserved = 1, UNSUPPORTED, "batch.slots");
+  batch.rings = good_ids(two_slots);
+#define BAD_RINGS(assignment, status) SPOIL(replayssm_batch, batch, assignment, status, "batch.rings", step(&d, &args))
+  BAD_RINGS(rings.data = ODD(ids), INVALID);
+  BAD_RINGS(rings.dtype = REPLAYSSM_BF16, INVALID);
+  BAD_RINGS(rings.dtype = -1, UNSUPPORTED);
+  BAD_RINGS(rings.stride = INT64_MAX / 2, INVALID);
+  batch = good_batch();
+#define BAD_PACKED(assignment, word)                                                                                    \
+  do {                                                                                                                  \
+    replayssm_batch d = good_batch();                                                                                   \
+    d.tokens = 0, d.cu_seqlens = cu_seqlens, d.n_tokens = 2;                                                            \
+    d.assignment;                                                                                                       \
+    FAILS(INVALID, word, step(&d, &args));                                                                              \
+  } while (0)
+  BAD_PACKED(n_tokens = -1, "batch.n_tokens");
+  BAD_PACKED(max_tokens = 5, "batch.max_tokens");
+  BAD_PACKED(max_tokens = -1, "batch.max_tokens");
+  BAD_PACKED(n_tokens = INT64_MAX, "args.");
+  SPOIL(replayssm_batch, good_batch(), keep_tail = 9; d.flags = REPLAYSSM_BATCH_EXTEND, INVALID, "batch.keep_tail",
+        replayssm_mamba2_extend(mamba, 0, &d, &args, NULL));
+  SPOIL(replayssm_batch, good_batch(), keep_tail = -1; d.flags = REPLAYSSM_BATCH_EXTEND, INVALID, "batch.keep_tail",
+        replayssm_mamba2_extend(mamba, 0, &d, &args, NULL));
+
+  BAD_INPUT(BAD_ARGS, x);
+  BAD_INPUT(BAD_ARGS, B);
+  BAD_INPUT(BAD_ARGS, C);
+  BAD_INPUT(BAD_ARGS, dt);
+  BAD_INPUT(BAD_ARGS, z);
+  BAD_INPUT(BAD_ARGS, out);
+  BAD_TENSOR(BAD_ARGS, A);
+  BAD_TENSOR(BAD_ARGS, dt_bias);
+  BAD_TENSOR(BAD_ARGS, D);
+  BAD_ARGS(x.data = NULL, INVALID, "args.x");
+  BAD_ARGS(B.data = NULL, INVALID, "args.B");
+  BAD_ARGS(C.data = NULL, INVALID, "args.C");
+  BAD_ARGS(dt.data = NULL, INVALID, "args.dt");
+  BAD_ARGS(A.data = NULL, INVALID, "args.A");
+  BAD_ARGS(out.data = NULL, INVALID, "args.out");
+  BAD_ARGS(x.dtype = REPLAYSSM_BF16, INVALID, "args.x.dtype");
+  BAD_ARGS(B.dtype = REPLAYSSM_F16, INVALID, "args.B.dtype");
+  BAD_ARGS(z.dtype = REPLAYSSM_BF16, INVALID, "args.z.dtype");
+  BAD_ARGS(out.dtype = REPLAYSSM_BF16, INVALID, "args.out.dtype");
+  BAD_ARGS(out.stride_head = 0, INVALID, "args.out.stride_head");
+  BAD_ARGS(out.stride_token = DIM - 1, INVALID, "args.out.stride_token");
+  BAD_ARGS(out.stride_row = 0, INVALID, "args.out.stride_row");
+  BAD_ARGS(dt_softplus = 1, UNSUPPORTED, "args.dt_softplus");
+  BAD_ARGS(D_per_element = 2, UNSUPPORTED, "args.D_per_element");
+  BAD_ARGS(D_per_element = -1, UNSUPPORTED, "args.D_per_element");
+  BAD_ARGS(reserved = 1, UNSUPPORTED, "args.reserved");
+
+  BAD_INPUT(BAD_CONV_ARGS, x);
+  BAD_INPUT(BAD_CONV_ARGS, out);
+  BAD_TENSOR(BAD_CONV_ARGS, weight);
+  BAD_TENSOR(BAD_CONV_ARGS, bias);
+  BAD_CONV_ARGS(x.data = NULL, INVALID, "args.x");
+  BAD_CONV_ARGS(out.data = NULL, INVALID, "args.out");
+  BAD_CONV_ARGS(weight.data = NULL, INVALID, "args.weight");
+  BAD_CONV_ARGS(out.stride_token = 0, INVALID, "args.out.stride_token");
+  BAD_CONV_ARGS(no_silu = 2, UNSUPPORTED, "args.no_silu");
+
+  BAD_EXEC(flags = 1, UNSUPPORTED, "exec.flags");
+  BAD_EXEC(stream = (replayssm_stream)(uintptr_t)64, REPLAYSSM_WRONG_STREAM, "exec.stream");
+  BAD_EXEC(n_parts = -1, INVALID, "exec.n_parts");
+  BAD_EXEC(part = 1, INVALID, "exec.part");
+  BAD_EXEC(part = -1, INVALID, "exec.part");
+  BAD_EXEC(part = 3; d.n_parts = 3, INVALID, "exec.part");
+  BAD_EXEC(part = INT32_MAX, INVALID, "exec.part");
+
+  BAD_COMMIT(convention = 3, UNSUPPORTED, "commit_args.convention");
+  BAD_COMMIT(convention = -1, UNSUPPORTED, "commit_args.convention");
+  BAD_COMMIT(counts = ODD(ids), INVALID, "commit_args.counts");
+  BAD_COMMIT(counts = ids; d.counts_stride = INT64_MAX, INVALID, "commit_args.counts_stride");
+  BAD_COMMIT(counts = ids; d.counts_stride = INT64_MIN, INVALID, "commit_args.counts_stride");
+  batch.flags = REPLAYSSM_BATCH_EXTEND;
+  BAD_COMMIT(counts = ids, INVALID, "commit_args.counts");
+}
+
+#define BAD_LIST(assignment, status, word) \
+  SPOIL(replayssm_list, good_list(), assignment, status, word, replayssm_reset(slots, &d, NULL, NULL))
+#define BAD_RESET(assignment, status, word)                                                                  \
+  SPOIL(replayssm_reset_args, REPLAYSSM_INIT(replayssm_reset_args), assignment, status, word, \
+        replayssm_reset(slots, &list, &d, NULL))
+#define BAD_STATE(assignment, status, word)                                                                          \
+  do {                                                                                                               \
+    SPOIL(replayssm_state, good_state(), assignment, status, word, replayssm_export(mamba, &list, NULL, &d, NULL));  \
+    SPOIL(replayssm_state, good_state(), assignment, status, word, replayssm_import(conv, &list, NULL, &d, NULL));   \
+  } while (0)
+
+int64_t position_of(int32_t ring) {
+  replayssm_list l = good_list();
+  replayssm_cursor cursor;
+  l.n = 1;
+  l.slots = good_ids(&ring);
+  WORKS(replayssm_read_cursors(slots, &l, &cursor, NULL));
+  return cursor.position;
+}
+
+void lists(void) {
+  replayssm_list list = good_list();
+  replayssm_state state = good_state();
+  replayssm_cursor cursors[2];
+  static const int32_t beyond_slots[2] = {0, SLOTS}, beyond_rings[2] = {0, RINGS}, skipped[2] = {-1, INT32_MIN};
+  static const int64_t positions[2] = {5, 6}, negative[2] = {0, -1}, too_large[2] = {0, ((int64_t)1 << 60) + 1};
+  BAD_LIST(n = -1, INVALID, "list.n");
+  BAD_LIST(n = 257; d.slots.data = ids, INVALID, "list.n");
+  BAD_LIST(n = INT32_MAX; d.slots.data = ids, INVALID, "list.n");
+  BAD_LIST(place = 2, UNSUPPORTED, "list.place");
+  BAD_LIST(reserved = 1, UNSUPPORTED, "list.reserved");
+  BAD_LIST(slots.data = NULL, INVALID, "list.slots");
+  BAD_LIST(slots.data = ODD(ids), INVALID, "list.slots");
+  BAD_LIST(slots.dtype = REPLAYSSM_F32, INVALID, "list.slots");
+  BAD_LIST(slots.data = beyond_slots, INVALID, "list.slots[1]");
+  BAD_LIST(rings = good_ids(beyond_rings), INVALID, "list.rings[1]");
+  BAD_LIST(slots = good_ids(beyond_rings), INVALID, "list.rings[1]");
+
+  WORKS(replayssm_reset(slots, &list, NULL, NULL));
+  BAD_RESET(keep_checkpoint = 2, UNSUPPORTED, "reset_args.keep_checkpoint");
+  BAD_RESET(convert = 1, INVALID, "reset_args.convert");
+  BAD_RESET(convert = 5; d.keep_checkpoint = 1, UNSUPPORTED, "reset_args.convert");
+  BAD_RESET(reserved = 1, UNSUPPORTED, "reset_args.reserved");
+  BAD_RESET(position = ODD(positions), INVALID, "reset_args.position");
+  BAD_RESET(position = negative, INVALID, "reset_args.position[1]");
+  BAD_RESET(position = too_large, INVALID, "reset_args.position[1]");
+  BAD_RESET(generation = ODD(ids), INVALID, "reset_args.generation");
+  BAD_RESET(seed = ODD(positions), INVALID, "reset_args.seed");
+  /* Nothing happened to entry 0, which was right. */
+  CHECK(position_of(0) == 0);
+
+  BAD_STATE(dtype = 0, INVALID, "state.dtype");
+  BAD_STATE(dtype = 50, UNSUPPORTED, "state.dtype");
+  BAD_STATE(orientation = 2, UNSUPPORTED, "state.orientation");
+  BAD_STATE(layer = LAYERS, INVALID, "state.layer");
+  BAD_STATE(layer = -2, INVALID, "state.layer");
+  BAD_STATE(data = NULL, INVALID, "state.data");
+  BAD_STATE(data = ODD(out), INVALID, "state.data");
+  BAD_STATE(stride_row = -1, INVALID, "state.stride_row");
+  BAD_STATE(stride_row = 1, INVALID, "state.stride_row");
+  BAD_STATE(stride_row = INT64_MAX, INVALID, "state.stride_row");
+  BAD_STATE(stride_head = INT64_MAX, INVALID, "state.stride_head");
+  BAD_STATE(stride_head = -8, INVALID, "state.stride_head");
+  BAD_STATE(stride_layer = INT64_MAX / 2, INVALID, "state.stride_layer");
+  BAD_STATE(stride_entry = INT64_MIN, INVALID, "state.stride_entry");
+  BAD_STATE(stride_entry = 1, INVALID, "state.stride_entry");
+  FAILS(INVALID, "position[1]", replayssm_import(mamba, &list, negative, &state, NULL));
+  FAILS(INVALID, "position is", replayssm_import(mamba, &list, (const int64_t *)ODD(positions), &state, NULL));
+  FAILS(INVALID, "at is", replayssm_export(mamba, &list, (const int64_t *)ODD(positions), &state, NULL));
+
+  memset(cursors, 0x5A, sizeof cursors);
+  FAILS(INVALID, "dst is NULL", replayssm_read_cursors(slots, &list, NULL, NULL));
+  FAILS(INVALID, "dst is", replayssm_read_cursors(slots, &list, (replayssm_cursor *)ODD(cursors), NULL));
+  list.slots.data = beyond_rings;
+  FAILS(INVALID, "list.rings[1]", replayssm_read_cursors(slots, &list, cursors, NULL));
+  for (size_t i = 0; i < sizeof cursors; i++) CHECK(((unsigned char *)cursors)[i] == 0x5A);
+  list.slots.data = skipped;
+  WORKS(replayssm_read_cursors(slots, &list, cursors, NULL));
+  for (size_t i = 0; i < sizeof cursors; i++) CHECK(((unsigned char *)cursors)[i] == 0);
+  list = good_list();
+
+  /* Rewinding: three tokens are committed and one may be taken back. */
+  int32_t n[2] = {0, 4}, done[2] = {77, 77};
+  const int32_t below[2] = {0, -1};
+  replayssm_batch batch = good_batch();
+  replayssm_mamba2_args args = good_args();
+  replayssm_conv1d_args conv_args = good_conv_args();
+  replayssm_report report = REPLAYSSM_INIT(replayssm_report);
+  WORKS(step(&batch, &args));
+  WORKS(replayssm_mamba2_step(mamba, 1, &batch, &args, NULL));
+  WORKS(conv_step(&batch, &conv_args));
+  WORKS(replayssm_conv1d_step(conv, 1, &batch, &conv_args, NULL));
+  WORKS(replayssm_commit(slots, &batch, NULL, NULL));
+  CHECK(position_of(0) == 2 && position_of(1) == 2);
+  FAILS(REPLAYSSM_OUT_OF_RANGE, "n[1] is 4", replayssm_rewind(slots, &list, n, NULL, NULL));
+  FAILS(INVALID, "n[1]", replayssm_rewind(slots, &list, below, done, NULL));
+  FAILS(INVALID, "n is NULL", replayssm_rewind(slots, &list, NULL, done, NULL));
+  FAILS(INVALID, "n is", replayssm_rewind(slots, &list, (const int32_t *)ODD(n), done, NULL));
+  FAILS(INVALID, "done", replayssm_rewind(slots, &list, n, (int32_t *)ODD(done), NULL));
+  CHECK(done[0] == 77 && done[1] == 77 && position_of(0) == 2 && position_of(1) == 2);
+  n[0] = 1;
+  WORKS(replayssm_rewind(slots, &list, n, done, NULL));
+  CHECK(done[0] == 1 && done[1] == 0 && position_of(0) == 1 && position_of(1) == 2);
+  WORKS(replayssm_check(slots, 1, &report));
+  CHECK(report.bits == REPLAYSSM_FAULT_REWIND && report.count == 1 && report.first_row == 1);
+  /* In parts, a rewind happens once, and all of it. */
+  replayssm_exec exec = REPLAYSSM_INIT(replayssm_exec);
+  n[0] = 1, n[1] = 2;
+  exec.n_parts = 2;
+  for (exec.part = 0; exec.part < 2; exec.part++) WORKS(replayssm_rewind(slots, &list, n, NULL, &exec));
+  CHECK(position_of(0) == 0 && position_of(1) == 0);
+  WORKS(replayssm_reset(slots, &list, NULL, NULL));
+}
+
+/* What the host cannot see: bits that are read afterwards, and no slot is harmed. */
+void device_faults(void) {
+  replayssm_report report = REPLAYSSM_INIT(replayssm_report);
+  replayssm_batch batch = good_batch();
+  replayssm_mamba2_args args = good_args();
+  replayssm_list list = good_list();
+  replayssm_state state = good_state();
+  static const int32_t beyond[2] = {0, SLOTS}, huge[2] = {INT32_MAX, 1}, negative[2] = {-1, -5};
+  static const int64_t huge64[2] = {INT64_MAX, INT64_MIN};
+  static const int32_t falling[3] = {2, 1, 4}, outside[3] = {0, 2, 40}, long_row[3] = {0, 4, 4};
+  static const int32_t counts[2] = {3, -1};
+  static const int64_t not_held[2] = {1, -1}, bad_position[2] = {-4, INT64_MAX};
+
+  WORKS(replayssm_check(slots, 1, &report));
+#define FAULT(wanted, times, id, row)                                                                     \
+  do {                                                                                                    \
+    WORKS(replayssm_check(slots, 1, &report));                                                            \
+    CHECK(report.bits == (wanted));                                                                       \
+    CHECK(report.count == (times) && report.first_slot == (id) && report.first_row == (row));             \
+    CHECK(position_of(0) == 0 && position_of(1) == 0);                                                    \
+    WORKS(replayssm_check(slots, 0, &report));                                                            \
+    CHECK(report.bits == 0 && report.count == 0);                                                         \
+  } while (0)
+
+  batch.slots = good_ids(beyond);
+  batch.tokens = 1;
+  memset(out, 0x5A, sizeof out);
+  WORKS(step(&batch, &args));
+  CHECK(out[2 * HEADS * DIM] == 0.0f); /* the faulty row's output is zero */
+  FAULT(REPLAYSSM_FAULT_ID, 2, SLOTS, 1); /* as slot and as ring */
+  batch.slots = good_ids(huge);
+  WORKS(step(&batch, &args));
+  FAULT(REPLAYSSM_FAULT_ID, 2, INT32_MAX, 0);
+  batch.slots.data = huge64;
+  batch.slots.dtype = REPLAYSSM_I64;
+  WORKS(step(&batch, &args));
+  FAULT(REPLAYSSM_FAULT_ID, 2, INT64_MAX, 0);
+  batch.slots = good_ids(negative);
+  WORKS(step(&batch, &args));
+  WORKS(replayssm_commit(slots, &batch, NULL, NULL));
+  FAULT(0, 0, report.first_slot, report.first_row); /* padding is no fault */
+
+  batch = good_batch();
+  batch.tokens = 0;
+  batch.n_tokens = 4;
+  batch.max_tokens = 3;
+  const int32_t *lengths[3] = {falling, outside, long_row};
+  const int64_t rows[3] = {0, 1, 0};
+  for (int i = 0; i < 3; i++) {
+    batch.cu_seqlens = lengths[i];
+    WORKS(step(&batch, &args));
+    FAULT(REPLAYSSM_FAULT_LENGTH, 1, rows[i], rows[i]);
+  }
+
+  /* Counts are clamped: 3 of 1 token, -1 of 1 token. */
+  batch = good_batch();
+  batch.tokens = 1;
+  replayssm_commit_args commit = REPLAYSSM_INIT(replayssm_commit_args);
+  commit.counts = counts;
+  WORKS(step(&batch, &args));
+  WORKS(replayssm_mamba2_step(mamba, 1, &batch, &args, NULL));
+  WORKS(replayssm_commit(slots, &batch, &commit, NULL));
+  WORKS(replayssm_check(slots, 1, &report));
+  CHECK(report.bits == REPLAYSSM_FAULT_COUNT && report.count == 2);
+  CHECK(position_of(0) == 1 && position_of(1) == 0);
+
+  /* A position that is not held leaves its part of the buffer alone. */
+  memset(out, 0x5A, sizeof out);
+  WORKS(replayssm_export(mamba, &list, not_held, &state, NULL));
+  WORKS(replayssm_check(slots, 1, &report));
+  CHECK(report.bits == REPLAYSSM_FAULT_POSITION && report.first_row == 1);
+  float poison;
+  memset(&poison, 0x5A, sizeof poison);
+  CHECK(out[0] != poison && out[LAYERS * HEADS * DIM * STATE] == poison);
+
+  WORKS(replayssm_reset(slots, &list, NULL, NULL));
+  list.place = REPLAYSSM_DEVICE;
+  list.slots = good_ids(beyond);
+  WORKS(replayssm_reset(slots, &list, NULL, NULL));
+  WORKS(replayssm_check(slots, 1, &report));
+  CHECK((report.bits & REPLAYSSM_FAULT_ID) && report.first_slot == SLOTS && report.first_row == 1);
+  list.slots = good_ids(two_slots);
+  replayssm_reset_args reset = REPLAYSSM_INIT(replayssm_reset_args);
+  reset.position = bad_position;
+  WORKS(replayssm_reset(slots, &list, &reset, NULL));
+  WORKS(replayssm_check(slots, 1, &report));
+  CHECK(report.bits == REPLAYSSM_FAULT_POSITION);
+  CHECK(position_of(0) == 0 && position_of(1) == 0);
+
+  /* A list of 257 is welcome on the device. */
+  list.n = 257;
+  list.slots = good_ids(ids);
+  WORKS(replayssm_reset(slots, &list, NULL, NULL));
+  /* An extend that is not committed: any other call on the slot is a fault, and a reset heals it. */
+  batch = good_batch();
+  batch.flags = REPLAYSSM_BATCH_EXTEND;
+  WORKS(replayssm_mamba2_extend(mamba, 0, &batch, &args, NULL));
+  batch.flags = 0;
+  WORKS(step(&batch, &args));
+  CHECK(out[0] == 0.0f);
+  WORKS(replayssm_check(slots, 1, &report));
+  CHECK(report.bits == REPLAYSSM_FAULT_POSITION && report.first_layer == 0);
+  list = good_list();
+  WORKS(replayssm_reset(slots, &list, NULL, NULL));
+  WORKS(step(&batch, &args));
+  WORKS(replayssm_check(slots, 1, &report));
+  CHECK(report.bits == 0);
+}
+
+void ids_and_buffers(void) {
+  int32_t taken[4] = {77, 77, 77, 77}, again[2];
+  uint32_t generations[4] = {77, 77, 77, 77};
+  int32_t n = 77;
+  replayssm_component components[8];
+  FAILS(REPLAYSSM_OUT_OF_RANGE, "n is 4", replayssm_acquire(slots, 4, taken, generations));
+  FAILS(REPLAYSSM_OUT_OF_RANGE, "n is 2147483647", replayssm_acquire(slots, INT32_MAX, taken, generations));
+  FAILS(INVALID, "n is -1", replayssm_acquire(slots, -1, taken, generations));
+  FAILS(INVALID, "ids is NULL", replayssm_acquire(slots, 1, NULL, generations));
+  FAILS(INVALID, "ids is", replayssm_acquire(slots, 1, (int32_t *)ODD(taken), generations));
+  FAILS(INVALID, "generations is", replayssm_acquire(slots, 1, taken, (uint32_t *)ODD(generations)));
+  for (int i = 0; i < 4; i++) CHECK(taken[i] == 77 && generations[i] == 77);
+  WORKS(replayssm_acquire(slots, RINGS, taken, generations));
+  CHECK(taken[0] == 0 && taken[1] == 1 && taken[2] == 2 && generations[0] == 1 && taken[3] == 77);
+  FAILS(REPLAYSSM_OUT_OF_RANGE, "0 free ids", replayssm_acquire(slots, 1, again, NULL));
+  again[0] = again[1] = 1;
+  FAILS(INVALID, "ids[1]", replayssm_release(slots, 2, again));
+  again[0] = 1, again[1] = -1;
+  FAILS(INVALID, "ids[1] is -1", replayssm_release(slots, 2, again));
+  again[1] = INT32_MAX;
+  FAILS(INVALID, "ids[1] is 2147483647", replayssm_release(slots, 2, again));
+  FAILS(INVALID, "n is -1", replayssm_release(slots, -1, again));
+  FAILS(INVALID, "ids is NULL", replayssm_release(slots, 1, NULL));
+  FAILS(INVALID, "ids is", replayssm_release(slots, 1, (const int32_t *)ODD(again)));
+  WORKS(replayssm_release(slots, RINGS, taken));
+  FAILS(INVALID, "ids[0]", replayssm_release(slots, 1, taken));
+
+  memset(components, 0x5A, sizeof components);
+  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 4; at least 5",
+        replayssm_layers_components(mamba, components, 4, &n));
+  CHECK(n == 5);
+  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 0", replayssm_layers_components(conv, NULL, 0, &n));
+  CHECK(n == 2);
+  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity", replayssm_layers_components(conv, components, INT32_MIN, &n));
+  FAILS(INVALID, "replayssm_component", replayssm_layers_components(conv, NULL, 8, &n));
+  FAILS(INVALID, "n is NULL", replayssm_layers_components(mamba, components, 8, NULL));
+  FAILS(INVALID, "n is", replayssm_layers_components(mamba, components, 8, (int32_t *)ODD(&n)));
+  for (size_t i = 0; i < sizeof components; i++) CHECK(((unsigned char *)components)[i] == 0x5A);
+  CHECK(strcmp(replayssm_status_string(12345), "unknown status") == 0);
+  CHECK(strcmp(replayssm_status_string(REPLAYSSM_OK), "REPLAYSSM_OK") == 0);
+}
