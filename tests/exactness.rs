@@ -418,7 +418,7 @@ fn sixteen_bit_states_are_rounded_once_per_fold() {
                         }
                     }
                     let accepted = rng.below(4);
-                    rig.commit(&[row.clone()], &[accepted as i32]);
+                    rig.commit(std::slice::from_ref(&row), &[accepted as i32]);
                     log.extend(row.tokens[..accepted].iter().cloned());
                 }
                 assert!(folds > 10);

@@ -236,6 +236,11 @@ fn bound(spec: &Spec, params: &common::Params, s0: &[f64], tokens: &[Token]) -> 
     bound
 }
 
+/// Without gate and skip, which would hide what the state's readout loses.
+fn bare(spec: Spec) -> Spec {
+    Spec { gate: false, skip: Skip::None, ..spec }
+}
+
 fn real(readout: i32, format: i32, t_max: usize) -> Spec {
     Spec {
         heads: 4,
@@ -271,7 +276,7 @@ fn figures_on_the_named_generator_kda() {
 fn figures(family: i32) {
     for t_max in [1, 4] {
         let spec = |readout, format| {
-            let spec = real(readout, format, t_max);
+            let spec = bare(real(readout, format, t_max));
             if family == REPLAYSSM_MAMBA2 { spec } else { Spec { family, headdim: 128, heads: 2, groups: 1, ..spec } }
         };
         let high = measure(spec(REPLAYSSM_READOUT_HIGH, REPLAYSSM_FORMAT_SPLIT32), Kind::Named, 4096);
@@ -300,7 +305,13 @@ fn delta_rules_keep_their_bounds_on_adversarial_inputs() {
                 assert!(high.worst <= 1.0, "{kind:?}: {:.2} times the bound", high.worst);
                 let full = measure(Spec { readout: REPLAYSSM_READOUT_FULL, ..spec }, kind, 1000);
                 println!("{family} {kind:?} io {io} T {t_max}: FULL {:.2e}, plain {:.2e}", full.step, full.plain);
-                assert!(full.step <= 2.0 * full.plain + 1e-6, "{kind:?}: {:.2e}, plain {:.2e}", full.step, full.plain);
+                // One key again and again at beta 1.9: the parallel form adds up u's of alternating signs, ten times as large together as
+                // their sum, where the serial one holds that sum as a state. Each rounding counts ten times, so 20 instead of 2.
+                let factor = if kind == Kind::RepeatedKeys(1.9) { 20.0 } else { 2.0 };
+                let allowed = factor * full.plain + 1e-6;
+                assert!(full.step <= allowed, "{kind:?}: {:.2e}, plain {:.2e}", full.step, full.plain);
+                // And per element, the HIGH bound with fp32's 2^-24 for bf16's 2^-9, and 2^4 for sums over a window and K.
+                assert!(full.worst <= 2f64.powi(-8), "{kind:?}: {:.2e} of the HIGH bound", full.worst);
             }
         }
     }

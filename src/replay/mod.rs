@@ -7,3 +7,4 @@ pub mod numerics;
 pub mod position;
 pub mod slots;
 pub mod step;
+pub mod vector;

@@ -175,27 +175,21 @@ pub fn decay(state: f32, d: Decay) -> f32 {
 ///
 /// A GPU lane that holds eight neighbouring elements of every fourth 16-byte chunk does the first three in registers
 /// and needs two shuffles for the rest.
+#[allow(clippy::needless_range_loop, reason = "index loops are what the compiler vectorises")]
 #[inline(always)]
 pub fn reduce(classes: &[f32; CLASSES]) -> f32 {
-    let mut a = *classes;
     // Both sides of a butterfly hold the same sum, so only the lower side is kept up.
     let mut b = [0f32; 16];
-    for (i, sum) in b.iter_mut().enumerate() {
-        let low = (i & 3) | ((i & !3) << 1);
-        *sum = a[low] + a[low + 4];
+    for k in 0..4 {
+        for j in 0..4 {
+            b[4 * k + j] = classes[8 * k + j] + classes[8 * k + j + 4];
+        }
     }
-    // b[i]: class with bit 2 removed. Then bits 1 and 0.
-    let mut c = [0f32; 8];
-    for (i, sum) in c.iter_mut().enumerate() {
-        let low = (i & 1) | ((i & !1) << 1);
-        *sum = b[low] + b[low + 2];
+    let mut c = [0f32; 4];
+    for k in 0..4 {
+        c[k] = (b[4 * k] + b[4 * k + 2]) + (b[4 * k + 1] + b[4 * k + 3]);
     }
-    for i in 0..4 {
-        a[i] = c[2 * i] + c[2 * i + 1];
-    }
-    let left = a[0] + a[1];
-    let right = a[2] + a[3];
-    left + right
+    (c[0] + c[1]) + (c[2] + c[3])
 }
 
 /// A NaN of any payload becomes [`CANONICAL_NAN`]; everything else stays.
@@ -438,9 +432,10 @@ mod tests {
             let x = f32::from_bits((((seed >> 8) % 44 + 101) << 23) | (seed & 0x007F_FFFF))
                 * if case % 2 == 0 { 1.0 } else { -1.0 };
             type Round = fn(f32, u32) -> u16;
-            let kinds: [(Round, fn(u16) -> f32, f32); 2] =
-                [(to_bf16_stochastic, from_bf16, f32::MAX), (to_f16_stochastic, from_f16, 65504.0)];
-            for (round, back, limit) in kinds {
+            type Back = fn(u16) -> f32;
+            for (round, back, limit) in
+                [(to_bf16_stochastic as Round, from_bf16 as Back, f32::MAX), (to_f16_stochastic, from_f16, 65504.0)]
+            {
                 if x.abs() > limit {
                     continue;
                 }

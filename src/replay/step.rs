@@ -3,6 +3,8 @@
 //! A tile is up to 16 rows of one head's state, each padded with zeros to a multiple of 32 columns. The backends load
 //! and store tiles; the arithmetic between is here, and every backend and instruction set gives the same bytes.
 
+#![allow(clippy::needless_range_loop, reason = "index loops over equal lengths are what the compiler vectorises")]
+
 use super::config::{MAX_DIM, TILE_ROWS};
 use super::numerics::{CLASSES, Decay, decay, reduce};
 
@@ -21,9 +23,10 @@ impl Decays {
     pub fn columns(g: &Columns, n: usize) -> Self {
         let mut factors = Columns::zero();
         let mut slow = [false; MAX_COLUMNS];
-        for ((factor, slow), &g) in factors.0.iter_mut().zip(&mut slow).zip(&g.0).take(n) {
-            let d = Decay::new(g);
-            (*factor, *slow) = (d.factor, d.slow);
+        let n = n.min(MAX_COLUMNS);
+        for i in 0..n {
+            let d = Decay::new(g.0[i]);
+            (factors.0[i], slow[i]) = (d.factor, d.slow);
         }
         Decays::Columns(factors, slow)
     }
@@ -95,14 +98,37 @@ impl Tile {
         &mut self.values[start..start + self.columns]
     }
 
-    /// Mamba-2: `S = fma(xd, B, S')` with `xd = dt x` per row and S' the decayed state.
+    /// Mamba-2: `S = fma(xd, B, S')` with `xd = dt x` per row and S' the decayed state; returns `S . C`.
+    #[inline(always)]
+    pub fn update_dot(&mut self, d: Decay, xd: &[f32; TILE_ROWS], b: &Columns, c: &Columns) -> [f32; TILE_ROWS] {
+        let (padded, columns) = (self.padded, self.columns);
+        let mut out = [0f32; TILE_ROWS];
+        for r in 0..self.rows.min(TILE_ROWS) {
+            let row = &mut self.values[r * padded..(r + 1) * padded];
+            out[r] = if d.slow {
+                row_update_dot(row, columns, &b.0, &c.0, |s, b| xd[r].mul_add(b, s.mul_add(d.factor, s)))
+            } else {
+                row_update_dot(row, columns, &b.0, &c.0, |s, b| xd[r].mul_add(b, s * d.factor))
+            };
+        }
+        out
+    }
+
+    /// Mamba-2 without an output.
     #[inline(always)]
     pub fn update(&mut self, d: Decay, xd: &[f32; TILE_ROWS], b: &Columns) {
         let (padded, columns) = (self.padded, self.columns);
-        for (row, &xd) in self.values.chunks_exact_mut(padded).zip(xd).take(self.rows) {
-            // The padding stays zero: an infinite xd times a padding zero would be a NaN.
-            for (s, &b) in row[..columns].iter_mut().zip(&b.0) {
-                *s = xd.mul_add(b, decay(*s, d));
+        for r in 0..self.rows.min(TILE_ROWS) {
+            let row = &mut self.values[r * padded..r * padded + columns];
+            let b = &b.0[..columns];
+            if d.slow {
+                for i in 0..columns {
+                    row[i] = xd[r].mul_add(b[i], row[i].mul_add(d.factor, row[i]));
+                }
+            } else {
+                for i in 0..columns {
+                    row[i] = xd[r].mul_add(b[i], row[i] * d.factor);
+                }
             }
         }
     }
@@ -112,18 +138,23 @@ impl Tile {
     pub fn delta(&mut self, d: &Decays, k: &Columns, beta: f32, v: &[f32; TILE_ROWS]) -> [f32; TILE_ROWS] {
         let (padded, columns) = (self.padded, self.columns);
         let mut u = [0f32; TILE_ROWS];
-        for ((row, u), &v) in self.values.chunks_exact_mut(padded).zip(&mut u).zip(v).take(self.rows) {
-            match d {
-                Decays::Head(d) => row[..columns].iter_mut().for_each(|s| *s = decay(*s, *d)),
+        for r in 0..self.rows.min(TILE_ROWS) {
+            let row = &mut self.values[r * padded..(r + 1) * padded];
+            let predicted = match d {
+                Decays::Head(d) if d.slow => row_update_dot(row, columns, &k.0, &k.0, |s, _| s.mul_add(d.factor, s)),
+                Decays::Head(d) => row_update_dot(row, columns, &k.0, &k.0, |s, _| s * d.factor),
                 Decays::Columns(factors, slow) => {
-                    for ((s, &factor), &slow) in row[..columns].iter_mut().zip(&factors.0).zip(slow) {
-                        *s = decay(*s, Decay { factor, slow });
+                    for i in 0..columns {
+                        row[i] = decay(row[i], Decay { factor: factors.0[i], slow: slow[i] });
                     }
+                    dot(row, &k.0)
                 }
-            }
-            *u = beta * (v - dot(row, &k.0));
-            for (s, &k) in row[..columns].iter_mut().zip(&k.0) {
-                *s = u.mul_add(k, *s);
+            };
+            u[r] = beta * (v[r] - predicted);
+            let row = &mut row[..columns];
+            let k = &k.0[..columns];
+            for i in 0..columns {
+                row[i] = u[r].mul_add(k[i], row[i]);
             }
         }
         u
@@ -133,11 +164,38 @@ impl Tile {
     #[inline(always)]
     pub fn dot(&self, c: &Columns) -> [f32; TILE_ROWS] {
         let mut out = [0f32; TILE_ROWS];
-        for (row, out) in self.values.chunks_exact(self.padded).zip(&mut out).take(self.rows) {
-            *out = dot(row, &c.0);
+        for r in 0..self.rows.min(TILE_ROWS) {
+            out[r] = dot(&self.values[r * self.padded..(r + 1) * self.padded], &c.0);
         }
         out
     }
+}
+
+/// Changes the first `columns` elements of a padded row and returns its canonical dot product with `c`.
+#[inline(always)]
+fn row_update_dot(row: &mut [f32], columns: usize, b: &[f32], c: &[f32], update: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut classes = [0f32; CLASSES];
+    let (row, b, c) = (row.as_chunks_mut::<CLASSES>().0, b.as_chunks::<CLASSES>().0, c.as_chunks::<CLASSES>().0);
+    let whole = (columns / CLASSES).min(row.len()).min(b.len()).min(c.len());
+    for j in 0..whole {
+        let (row, b, c) = (&mut row[j], &b[j], &c[j]);
+        for i in 0..CLASSES {
+            let s = update(row[i], b[i]);
+            row[i] = s;
+            classes[i] = s.mul_add(c[i], classes[i]);
+        }
+    }
+    // The last block keeps its padding at zero, whatever the inputs are.
+    if whole < row.len() {
+        let (row, b, c) = (&mut row[whole], &b[whole], &c[whole]);
+        for i in 0..columns % CLASSES {
+            row[i] = update(row[i], b[i]);
+        }
+        for i in 0..CLASSES {
+            classes[i] = row[i].mul_add(c[i], classes[i]);
+        }
+    }
+    reduce(&classes)
 }
 
 /// The canonical dot product: 32 classes, each an ascending fma chain from +0, added by butterflies. `a` has a multiple
@@ -145,7 +203,9 @@ impl Tile {
 #[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut classes = [0f32; CLASSES];
-    for (a, b) in a.as_chunks::<CLASSES>().0.iter().zip(b.as_chunks::<CLASSES>().0) {
+    let (a, b) = (a.as_chunks::<CLASSES>().0, b.as_chunks::<CLASSES>().0);
+    for j in 0..a.len().min(b.len()) {
+        let (a, b) = (&a[j], &b[j]);
         for i in 0..CLASSES {
             classes[i] = a[i].mul_add(b[i], classes[i]);
         }

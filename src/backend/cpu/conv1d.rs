@@ -215,7 +215,9 @@ impl Kernel<'_> {
                 }
             }
             if args.silu {
-                y.iter_mut().for_each(|y| *y = silu(*y));
+                for y in &mut y {
+                    *y = silu(*y);
+                }
             }
             for (section, piece) in self.pieces(channels.clone()) {
                 let offset = piece.start - channels.start;

@@ -27,6 +27,7 @@ use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{Decay, exp, rsqrt, sigmoid, softplus};
 use crate::replay::position::StepView;
 use crate::replay::step::{Columns, Decays, Tile, dot, padded};
+use crate::replay::vector;
 
 /// Tokens for which the parallel readout loads a checkpoint tile once.
 const TOKEN_BLOCK: usize = 4;
@@ -103,7 +104,7 @@ impl<'a> HeadState<'a> {
             unsafe { raw::load(self.k.at(self.qk_head(), row), self.io, target) };
             // SAFETY: as above.
             let norm = unsafe { raw::load_one(self.norm.at(self.qk_head(), row), Dtype::F32) };
-            target.iter_mut().for_each(|k| *k *= norm);
+            vector::scale(target, norm);
         }
     }
 
@@ -265,7 +266,9 @@ impl<'a> Kernel<'a> {
     #[inline(always)]
     fn key(&self, tensor: &Tensor, at: &Live<'_>, t: i64, into: &mut Columns) {
         let norm = self.raw_key(tensor, at, t, into);
-        into.0.iter_mut().take(self.dims.k).for_each(|k| *k *= norm);
+        if let Some(k) = into.0.get_mut(..self.dims.k) {
+            vector::scale(k, norm);
+        }
     }
 
     /// The log decays of an input token.
@@ -284,12 +287,20 @@ impl<'a> Kernel<'a> {
             if let Some(target) = buffer.get_mut(..g.len()) {
                 // SAFETY: a row of the caller's dt_bias.
                 unsafe { raw::load(bias.at(0, 0, head), bias.dtype, target) };
-                g.iter_mut().zip(target).for_each(|(g, b)| *g += *b);
+                vector::add(g, target);
             }
         }
         match args.gate {
-            Gate::Softplus => g.iter_mut().for_each(|g| *g = -(a * softplus(*g))),
-            Gate::LowerBound(bound) => g.iter_mut().for_each(|g| *g = bound * sigmoid(a * *g)),
+            Gate::Softplus => {
+                for g in g {
+                    *g = -(a * softplus(*g));
+                }
+            }
+            Gate::LowerBound(bound) => {
+                for g in g {
+                    *g = bound * sigmoid(a * *g);
+                }
+            }
             Gate::LogDecay => {}
         }
     }
@@ -520,11 +531,11 @@ impl<'a> Kernel<'a> {
                 let offset = checkpoint.rows(tile).start - rows.start;
                 for ((k, q), (from_k, from_q)) in k.iter().zip(&q).zip(from_k.iter_mut().zip(&mut from_q)).take(tokens)
                 {
-                    let put = |to: &mut [f32; MAX], dots: [f32; TILE_ROWS]| {
-                        to.iter_mut().skip(offset).zip(&dots).take(tile_state.rows()).for_each(|(t, &d)| *t = d);
-                    };
-                    put(from_k, tile_state.dot(k));
-                    put(from_q, tile_state.dot(q));
+                    let (dots_k, dots_q) = (tile_state.dot(k), tile_state.dot(q));
+                    let to = from_k.iter_mut().zip(from_q.iter_mut()).skip(offset).take(tile_state.rows());
+                    for ((from_k, from_q), (&k, &q)) in to.zip(dots_k.iter().zip(&dots_q)) {
+                        (*from_k, *from_q) = (k, q);
+                    }
                 }
             }
             let terms = with_k.iter().zip(&with_q).zip(from_k.iter().zip(&from_q)).take(tokens);
@@ -576,7 +587,9 @@ impl<'a> Kernel<'a> {
                 state.record_g(p, &mut g, tally);
             }
             let factor = if per_column {
-                earlier.0.iter_mut().zip(&elapsed.0).take(self.dims.k).for_each(|(k, &e)| *k *= exp(e));
+                for (k, &e) in earlier.0.iter_mut().zip(&elapsed.0).take(self.dims.k) {
+                    *k *= exp(e);
+                }
                 1.0
             } else {
                 exp(elapsed.0.first().copied().unwrap_or(0.0))
@@ -588,7 +601,9 @@ impl<'a> Kernel<'a> {
             if let Some(slot) = with_q.get_mut(index) {
                 *slot = factor * product(&earlier, q);
             }
-            elapsed.0.iter_mut().zip(&g.0).take(self.dims.gates()).for_each(|(e, &g)| *e += g);
+            if let Some(g) = g.0.get(..self.dims.gates()) {
+                vector::add(&mut elapsed.0, g);
+            }
         }
         // The checkpoint's view: all decays up to and including t's.
         let whole = exp(elapsed.0.first().copied().unwrap_or(0.0));
@@ -624,9 +639,9 @@ impl<'a> Kernel<'a> {
                     &earlier
                 }
             };
-            for ((predicted, o), &u) in predicted.iter_mut().zip(&mut o).zip(u).take(rows.len()) {
-                *predicted = a.mul_add(u, *predicted);
-                *o = b.mul_add(u, *o);
+            if let Some(u) = u.get(..rows.len()) {
+                vector::axpy(&mut predicted, a, u);
+                vector::axpy(&mut o, b, u);
             }
         }
         let beta = self.beta(at, t);

@@ -25,6 +25,7 @@ use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{Decay, exp, silu, softplus};
 use crate::replay::position::StepView;
 use crate::replay::step::{Columns, Tile, dot, padded};
+use crate::replay::vector;
 
 /// Tokens for which the parallel readout loads a checkpoint tile once.
 const TOKEN_BLOCK: usize = 8;
@@ -267,7 +268,9 @@ impl<'a> Kernel<'a> {
         }
         if let Some(z) = &args.z {
             self.channels(z, span, t, head, rows.clone(), &mut buffer);
-            y.iter_mut().zip(&buffer).take(n).for_each(|(y, &z)| *y *= silu(z));
+            for (y, &z) in y.iter_mut().zip(&buffer).take(n) {
+                *y *= silu(z);
+            }
         }
         self.write_out(span, t, head, rows, y);
     }
@@ -412,8 +415,7 @@ impl<'a> Kernel<'a> {
             self.columns(&self.args.b, &at.span, t, head, &mut b);
             self.columns(&self.args.c, &at.span, t, head, &mut c);
             self.channels(&self.args.x, &at.span, t, head, rows.clone(), &mut x);
-            state.update(Decay::new(g), &x.map(|x| dt * x), &b);
-            let mut y = state.dot(&c);
+            let mut y = state.update_dot(Decay::new(g), &x.map(|x| dt * x), &b, &c);
             self.finish(&at.span, t, head, rows.clone(), &mut y);
             if at.position + t + 1 == stop {
                 checkpoint.store(tile, &mut state, stop, tally);
@@ -471,21 +473,25 @@ impl<'a> Kernel<'a> {
                 let offset = checkpoint.rows(tile).start - rows.start;
                 for (c, y) in c.iter().zip(&mut y).take(tokens) {
                     let dots = tile_state.dot(c);
-                    y.iter_mut().skip(offset).zip(&dots).take(tile_state.rows()).for_each(|(y, &d)| *y = d);
+                    for (y, &d) in y.iter_mut().skip(offset).zip(&dots).take(tile_state.rows()) {
+                        *y = d;
+                    }
                 }
             }
             for ((i, c), y) in c.iter().enumerate().zip(&mut y).take(tokens) {
                 let t = block as usize + i;
                 elapsed += own.get(t).map_or(0.0, |(_, g)| *g);
                 let from_checkpoint = exp(since + elapsed);
-                y.iter_mut().take(rows.len()).for_each(|y| *y *= from_checkpoint);
+                let y = &mut y[..];
+                let Some(y) = y.get_mut(..rows.len()) else { return };
+                vector::scale(y, from_checkpoint);
                 // History, oldest first.
                 for (j, &(dt, since)) in old.iter().enumerate().take(history) {
                     let p = tag + j as i64;
                     state.record_b(p, &mut b, tally);
                     state.record_x(p, rows.clone(), &mut x, tally);
                     let w = dt * exp(since + elapsed) * self.product(&b, c);
-                    y.iter_mut().zip(&x).take(rows.len()).for_each(|(y, &x)| *y = w.mul_add(x, *y));
+                    vector::axpy(y, w, &x);
                 }
                 // The step's own tokens, newest first.
                 let mut between = 0f32;
@@ -493,7 +499,7 @@ impl<'a> Kernel<'a> {
                     self.columns(&self.args.b, &at.span, s as i64, head, &mut b);
                     self.channels(&self.args.x, &at.span, s as i64, head, rows.clone(), &mut x);
                     let w = dt * exp(between) * self.product(&b, c);
-                    y.iter_mut().zip(&x).take(rows.len()).for_each(|(y, &x)| *y = w.mul_add(x, *y));
+                    vector::axpy(y, w, &x);
                     between += g;
                 }
                 self.finish(&at.span, t as i64, head, rows.clone(), y);

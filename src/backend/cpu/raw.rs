@@ -7,9 +7,13 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 
+use half::f16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+
 use crate::dtype::{Dtype, IndexType};
 use crate::replay::launch::{Address, Cursor, Ids};
-use crate::replay::numerics::{canonical, from_bf16, from_f16, to_bf16, to_f16};
+use crate::replay::numerics::to_f16;
+use crate::replay::vector;
 
 /// Types for which every bit pattern is a value.
 pub(super) trait Plain: Copy {}
@@ -93,13 +97,12 @@ pub(super) unsafe fn load(at: Address, dtype: Dtype, out: &mut [f32]) {
         }
         Dtype::Bf16 => {
             // SAFETY: the caller's promise is that of `slice`.
-            let source = unsafe { slice::<u16>(at, n) };
-            out.iter_mut().zip(source).for_each(|(o, &s)| *o = from_bf16(s));
+            vector::load_bf16(out, unsafe { slice::<u16>(at, n) });
         }
         Dtype::F16 => {
             // SAFETY: the caller's promise is that of `slice`.
-            let source = unsafe { slice::<u16>(at, n) };
-            out.iter_mut().zip(source).for_each(|(o, &s)| *o = from_f16(s));
+            let source: &[f16] = unsafe { slice::<u16>(at, n) }.reinterpret_cast();
+            source.convert_to_f32_slice(out);
         }
     }
 }
@@ -127,18 +130,18 @@ pub(super) unsafe fn store(at: Address, dtype: Dtype, values: &[f32]) {
     match dtype {
         Dtype::F32 => {
             // SAFETY: the caller's promise is that of `slice_mut`.
-            let target = unsafe { slice_mut::<f32>(at, n) };
-            target.iter_mut().zip(values).for_each(|(t, &v)| *t = canonical(v));
+            vector::store_f32(unsafe { slice_mut::<f32>(at, n) }, values);
         }
         Dtype::Bf16 => {
             // SAFETY: the caller's promise is that of `slice_mut`.
-            let target = unsafe { slice_mut::<u16>(at, n) };
-            target.iter_mut().zip(values).for_each(|(t, &v)| *t = to_bf16(v));
+            vector::store_bf16(unsafe { slice_mut::<u16>(at, n) }, values);
         }
         Dtype::F16 => {
             // SAFETY: the caller's promise is that of `slice_mut`.
             let target = unsafe { slice_mut::<u16>(at, n) };
-            target.iter_mut().zip(values).for_each(|(t, &v)| *t = to_f16(v));
+            for (t, &v) in target.iter_mut().zip(values) {
+                *t = to_f16(v);
+            }
         }
     }
 }

@@ -9,10 +9,9 @@ use crate::dtype::Dtype;
 use crate::replay::config::{Format, MAX_DIM, TILE_ROWS};
 use crate::replay::launch::{Address, PoolView, SlotsView};
 use crate::replay::layout::{Component, StateLayout};
-use crate::replay::numerics::{
-    canonical, from_bf16, join, rounding_words, split, to_bf16, to_bf16_stochastic, to_f16, to_f16_stochastic,
-};
+use crate::replay::numerics::{rounding_words, to_bf16_stochastic, to_f16, to_f16_stochastic};
 use crate::replay::step::Tile;
+use crate::replay::vector;
 
 /// Tiles of a head at most.
 pub(super) const MAX_TILES: usize = MAX_DIM as usize / TILE_ROWS;
@@ -136,9 +135,7 @@ impl<'a> Checkpoint<'a> {
                     let high = unsafe { raw::slice::<u16>(high, n) };
                     // SAFETY: a row of the low plane, which only this item touches.
                     let low = unsafe { raw::slice::<i16>(low, n) };
-                    for ((t, &h), &l) in target.iter_mut().zip(high).zip(low) {
-                        *t = join(h, l);
-                    }
+                    vector::load_planes(target, high, low);
                 }
             }
         }
@@ -158,7 +155,7 @@ impl<'a> Checkpoint<'a> {
         for (i, row) in rows.enumerate() {
             // SAFETY: a row of the high plane, which only this item touches.
             let high = unsafe { raw::slice::<u16>(self.planes(row).0, n) };
-            into.row_mut(i).iter_mut().zip(high).for_each(|(t, &h)| *t = from_bf16(h));
+            vector::load_bf16(into.row_mut(i), high);
         }
     }
 
@@ -174,7 +171,7 @@ impl<'a> Checkpoint<'a> {
                 Format::F32 => {
                     // SAFETY: a state row of the checkpoint, which only this item touches.
                     let target = unsafe { raw::slice_mut::<f32>(self.row(row), n) };
-                    target.iter_mut().zip(source).for_each(|(t, s)| *t = canonical(*s));
+                    vector::store_f32(target, source);
                 }
                 Format::Split32 => {
                     let (high, low) = self.planes(row);
@@ -182,9 +179,7 @@ impl<'a> Checkpoint<'a> {
                     let high = unsafe { raw::slice_mut::<u16>(high, n) };
                     // SAFETY: a row of the low plane, which only this item touches; the planes do not overlap.
                     let low = unsafe { raw::slice_mut::<i16>(low, n) };
-                    for ((h, l), s) in high.iter_mut().zip(low).zip(source) {
-                        (*h, *l) = split(canonical(*s));
-                    }
+                    vector::store_planes(high, low, source);
                 }
                 Format::Bf16 | Format::F16 => {
                     // SAFETY: a state row of the checkpoint, which only this item touches.
@@ -211,8 +206,12 @@ impl<'a> Checkpoint<'a> {
     fn round(&self, row: usize, position: i64, source: &[f32], target: &mut [u16]) {
         let bf16 = self.layout.format == Format::Bf16;
         let Some((seed, layer)) = self.stochastic else {
-            for (t, &s) in target.iter_mut().zip(source) {
-                *t = if bf16 { to_bf16(s) } else { to_f16(s) };
+            if bf16 {
+                vector::store_bf16(target, source);
+            } else {
+                for (t, &s) in target.iter_mut().zip(source) {
+                    *t = to_f16(s);
+                }
             }
             return;
         };
