@@ -15,12 +15,17 @@ use replayssm::ffi::*;
 
 macro_rules! desc {
     ($ty:ident { $($field:ident: $value:expr),* $(,)? }) => {{
-        // SAFETY: all zero bytes are a descriptor.
-        let mut d: $ty = unsafe { std::mem::zeroed() };
+        let mut d: $ty = zeroed();
         d.struct_size = std::mem::size_of::<$ty>() as u32;
         $(d.$field = $value;)*
         d
     }};
+}
+
+/// A descriptor's defaults.
+fn zeroed<T: Copy>() -> T {
+    // SAFETY: used for descriptors only, of which all zero bytes are one.
+    unsafe { std::mem::zeroed() }
 }
 
 fn ok(status: i32) {

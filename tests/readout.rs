@@ -50,7 +50,7 @@ impl Kind {
 
     fn delta(self, spec: &Spec, token: &mut Token, t: usize, rng: &mut Rng) {
         let n = spec.dstate;
-        let fixed = |i: usize| if i % 3 == 0 { 1.0 } else { -0.5 };
+        let fixed = |i: usize| if i.is_multiple_of(3) { 1.0 } else { -0.5 };
         let norm = (0..n).map(|i| fixed(i) * fixed(i)).sum::<f64>().sqrt();
         for h in 0..spec.groups {
             let range = h * n..(h + 1) * n;
@@ -61,7 +61,9 @@ impl Kind {
                 let (k, q) = match self {
                     Kind::RepeatedKeys(_) => (fixed(i) / norm, 0.5 * q + fixed(i) / norm),
                     Kind::LongKeys => (1.41 * k / length, q),
-                    Kind::LoudKey => (if t % 5 == 0 { fixed(i) / norm } else { k }, q - along * fixed(i) / norm),
+                    Kind::LoudKey => {
+                        (if t.is_multiple_of(5) { fixed(i) / norm } else { k }, q - along * fixed(i) / norm)
+                    }
                     Kind::CommonMean => (k + 3.0 * fixed(i) / norm, q),
                     _ => (k, q),
                 };
@@ -72,7 +74,7 @@ impl Kind {
         match self {
             Kind::RepeatedKeys(beta) => token.beta.fill(encode(REPLAYSSM_F32, beta)),
             Kind::LongKeys => token.beta.fill(encode(REPLAYSSM_F32, 0.99)),
-            Kind::LoudKey if t % 5 == 0 => {
+            Kind::LoudKey if t.is_multiple_of(5) => {
                 token.x.iter_mut().for_each(|x| *x = encode(spec.io, 100.0 * decode(spec.io, *x)));
             }
             Kind::CommonMean => {

@@ -229,8 +229,8 @@ void creation(void) {
   BAD_SLOTS(flags = 1, UNSUPPORTED, "slots_desc.flags");
 
   BAD_MAMBA(family = 0, UNSUPPORTED, "pool_desc.family");
-  BAD_MAMBA(family = REPLAYSSM_GDN, UNSUPPORTED, "pool_desc.family");
-  BAD_MAMBA(family = REPLAYSSM_KDA, UNSUPPORTED, "pool_desc.family");
+  BAD_MAMBA(family = REPLAYSSM_GDN, INVALID, "pool_desc.nheads");
+  BAD_MAMBA(family = REPLAYSSM_KDA, INVALID, "pool_desc.nheads");
   BAD_MAMBA(family = 99, UNSUPPORTED, "pool_desc.family");
   BAD_MAMBA(n_layers = 0, INVALID, "pool_desc.n_layers");
   BAD_MAMBA(n_layers = -1, INVALID, "pool_desc.n_layers");
@@ -239,10 +239,10 @@ void creation(void) {
   BAD_MAMBA(io = REPLAYSSM_I32, INVALID, "pool_desc.io");
   BAD_MAMBA(io = 4, UNSUPPORTED, "pool_desc.io");
   BAD_MAMBA(out = -1, UNSUPPORTED, "pool_desc.out");
-  BAD_MAMBA(format = 3, UNSUPPORTED, "pool_desc.format");
+  BAD_MAMBA(format = 5, UNSUPPORTED, "pool_desc.format");
   BAD_MAMBA(readout = 4, UNSUPPORTED, "pool_desc.readout");
   BAD_MAMBA(readout = REPLAYSSM_READOUT_HIGH, INVALID, "pool_desc.readout");
-  BAD_MAMBA(stochastic_rounding = 1, UNSUPPORTED, "pool_desc.stochastic_rounding");
+  BAD_MAMBA(stochastic_rounding = 1, INVALID, "pool_desc.stochastic_rounding");
   BAD_MAMBA(nheads = 0, INVALID, "pool_desc.nheads");
   BAD_MAMBA(nheads = -4, INVALID, "pool_desc.nheads");
   BAD_MAMBA(nheads = INT32_MAX, UNSUPPORTED, "pool_desc.nheads");
