@@ -24,14 +24,15 @@
  *
  * Memory
  *   Device arrays (everything but descriptors and host lists) lie in the context's memory: host memory on the CPU backend. They are
- *   the caller's and stay valid and unchanged until the work has run. Descriptors are read before a call returns.
+ *   the caller's and stay valid and unchanged until the work has run. Inputs are only read, although tensors are not const.
+ *   Descriptors are read before a call returns.
  *
  * Threads and streams
  *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
  *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
  *   No call of a model step takes a lock of the library's or allocates on the caller's thread. The CPU backend's thread pool queues
  *   work with its own locks and may grow its queue; with n_threads 1, or with parts, it is not used. Lists of pools are read
- *   under a lock by reset and rewind; acquire and release take one.
+ *   under a lock, and copied, by reset and rewind; acquire and release take a lock.
  *
  * Errors
  *   A status says whether the call was accepted; on an error nothing was done. What only the device can see (ids, counts,
@@ -52,8 +53,7 @@
 #define REPLAYSSM_VERSION_MAJOR 0
 #define REPLAYSSM_VERSION_MINOR 1
 #define REPLAYSSM_VERSION_PATCH 0
-#define REPLAYSSM_VERSION \
-  ((uint32_t)REPLAYSSM_VERSION_MAJOR << 24 | (uint32_t)REPLAYSSM_VERSION_MINOR << 12 | REPLAYSSM_VERSION_PATCH)
+#define REPLAYSSM_VERSION (REPLAYSSM_VERSION_MAJOR << 24 | REPLAYSSM_VERSION_MINOR << 12 | REPLAYSSM_VERSION_PATCH)
 
 #if defined(_WIN32)
 #define REPLAYSSM_API __declspec(dllimport)
@@ -73,11 +73,13 @@
 
 /* A descriptor with every default: replayssm_batch b = REPLAYSSM_INIT(replayssm_batch); */
 #ifdef __cplusplus
+extern "C++" { /* also where the header is included inside extern "C" */
 template <class T>
 inline T replayssm_init() {
   T descriptor{};
   descriptor.struct_size = static_cast<uint32_t>(sizeof(T));
   return descriptor;
+}
 }
 #define REPLAYSSM_INIT(T) replayssm_init<T>()
 #else
@@ -133,7 +135,7 @@ typedef int32_t replayssm_backend;
 
 /* Family of a pool. */
 typedef int32_t replayssm_family;
-/* Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, dt_softplus off). */
+/* Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, no_softplus). */
 #define REPLAYSSM_MAMBA2 1
 /* Gated DeltaNet: one log decay per token and head. */
 #define REPLAYSSM_GDN 2
@@ -268,7 +270,7 @@ typedef struct replayssm_context_desc {
   replayssm_backend backend;
   /* CUDA: device ordinal. 0 on the CPU backend. */
   int32_t device;
-  /* CPU: threads that work on a call, the library's own; 0 = as many as the process may use, 1 = the calling thread. */
+  /* CPU: threads that work on a call, the library's own, up to 1024; 0 = as many as the process may use, 1 = the calling thread. */
   int32_t n_threads;
   /* Zero. */
   uint32_t flags;
@@ -352,7 +354,7 @@ typedef struct replayssm_pool_desc {
   int32_t channels;
   /* Convolution: taps, 2 to 4. */
   int32_t width;
-  /* Convolution: sections of the channel axis (as x, B, C of one packed row); 0 = one section. */
+  /* Convolution: sections of the channel axis, stride_head apart in x and out; 0 = one section, as for a packed row of x, B, C. */
   int32_t n_sections;
   /* Zero. */
   uint32_t reserved;
@@ -390,7 +392,7 @@ typedef int32_t replayssm_component_kind;
 
 /* Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
  * layer l of slot (or ring) s lies at base + l * layer_stride_bytes + s * slot_stride_bytes. Lent memory is not
- * touched at create: reset, import or copy to each slot before its first step. */
+ * touched at create: reset or import each slot before its first step. */
 typedef struct replayssm_lent {
   /* sizeof(replayssm_lent). */
   uint32_t struct_size;
@@ -451,7 +453,8 @@ typedef struct replayssm_exec {
  *
  * A row is null iff its slot or ring id is negative, or its slot id is null_id (with the flag). An id at or above its
  * count, a row longer than max_tokens, and falling cu_seqlens also make a null row, and set a fault bit. Null rows
- * write zeros and touch no slot. A row of 0 tokens does nothing. No slot and no ring may be in a batch twice. */
+ * write zeros and touch no slot; their other id may be anything. A row of 0 tokens does nothing. No slot and no ring may be in a
+ * batch twice, and rows of cu_seqlens may not overlap: the outputs of such rows are undefined. */
 typedef struct replayssm_batch {
   /* sizeof(replayssm_batch). */
   uint32_t struct_size;
@@ -490,8 +493,8 @@ typedef struct replayssm_batch {
 typedef struct replayssm_mamba2_args {
   /* sizeof(replayssm_mamba2_args). */
   uint32_t struct_size;
-  /* 0: dt goes through softplus. -1: dt (with its bias) is used as it is. */
-  int32_t dt_softplus;
+  /* 0: dt goes through softplus. 1: dt (with its bias) is used as it is. */
+  int32_t no_softplus;
   /* io [.., nheads, headdim]. */
   struct replayssm_tensor x;
   /* io [.., ngroups, dstate]. */
@@ -566,9 +569,9 @@ typedef struct replayssm_conv1d_args {
   struct replayssm_tensor x;
   /* Output dtype; head axis = section. May be x itself if the dtypes are equal. */
   struct replayssm_tensor out;
-  /* Any dtype, [channels, width], channels along stride_head, taps contiguous, oldest first. */
+  /* Any dtype, [channels, width]: channels are stride_head apart, taps contiguous, oldest first. */
   struct replayssm_tensor weight;
-  /* Any dtype, [channels]; absent = 0. */
+  /* Any dtype, [channels]: stride_head apart; absent = 0. */
   struct replayssm_tensor bias;
 } replayssm_conv1d_args;
 
@@ -584,7 +587,8 @@ typedef struct replayssm_commit_args {
   int64_t counts_stride;
 } replayssm_commit_args;
 
-/* A list of slots and rings. Negative ids are skipped. */
+/* A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, reset, import and rewind
+ * refuse an id that is named twice. */
 typedef struct replayssm_list {
   /* sizeof(replayssm_list). */
   uint32_t struct_size;
@@ -650,7 +654,7 @@ typedef struct replayssm_cursor {
   int64_t flush_before;
   /* Key of stochastic rounding. */
   uint64_t seed;
-  /* Counts resets and copies, or as given to them. */
+  /* Counts resets, or as given to them. */
   uint32_t generation;
   /* Zero. */
   uint32_t flags;
@@ -798,8 +802,10 @@ replayssm_status replayssm_mamba2_step(const struct replayssm_layers *layers,
 /* Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the
  * plain update's arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
  *
- * The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, any other call on these slots is a fault
- * (FAULT_POSITION); an extend that is not committed needs a reset. Otherwise as replayssm_mamba2_step. */
+ * The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, a step, another extend or an export on these slots
+ * does nothing but set FAULT_POSITION, and a rewind fails; an extend that is not committed needs a reset or import. (Where
+ * keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step.) Otherwise as
+ * replayssm_mamba2_step. */
 REPLAYSSM_CALL
 replayssm_status replayssm_mamba2_extend(const struct replayssm_layers *layers,
                                          int32_t layer,
@@ -840,7 +846,8 @@ replayssm_status replayssm_conv1d_extend(const struct replayssm_layers *layers,
                                          const struct replayssm_conv1d_args *args,
                                          const struct replayssm_exec *exec);
 
-/* Ends a model step: position += accepted, for every row of the batch. Once, after the last layer. Rolling back is
+/* Ends a model step: position += accepted, for every row of the batch. Once, after the last layer: a second commit, or one without
+ * steps, would commit records that nothing wrote. Rolling back is
  * accepting fewer. args NULL: all tokens of each row. A row of another generation is skipped. An extend takes all tokens.
  *
  * Counts outside 0 .. tokens are clamped and set FAULT_COUNT. Errors as replayssm_mamba2_step. */
@@ -888,7 +895,8 @@ replayssm_status replayssm_export(const struct replayssm_layers *layers,
  * since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
  *
  * n, done: [n] where the list lies. done may be NULL: with a host list, a rewind too deep is then OUT_OF_RANGE and nothing is rewound.
- * Otherwise done[i] becomes 1 or 0, and 0 sets FAULT_REWIND and leaves entry i alone. Errors as replayssm_reset. */
+ * Otherwise done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which sets FAULT_REWIND and is left
+ * alone. Errors as replayssm_reset. */
 REPLAYSSM_CALL
 replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
                                   const struct replayssm_list *list,
@@ -905,7 +913,7 @@ replayssm_status replayssm_read_cursors(const struct replayssm_slots *slots,
                                         const struct replayssm_exec *exec);
 
 /* Takes n free ids (slots and rings of the same number) from the library's list, most recently released first, each with a new
- * generation for reset and batches. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
+ * generation: pass it to reset_args.generation and batch.generation, so that late commits of a former owner do nothing. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
  * never call it. generations may be NULL. One thread at a time. */
 REPLAYSSM_CALL
 replayssm_status replayssm_acquire(struct replayssm_slots *slots,
@@ -916,7 +924,7 @@ replayssm_status replayssm_acquire(struct replayssm_slots *slots,
 /* Gives ids back. All or none: INVALID_ARGUMENT names an id that is not acquired or named twice. One thread at a time. */
 REPLAYSSM_CALL replayssm_status replayssm_release(struct replayssm_slots *slots, int32_t n, const int32_t *ids);
 
-/* What the device has found wrong so far, without synchronising. clear: 1 forgets it. */
+/* What the device has found wrong so far, without synchronising. clear: 0, or 1 to forget it. */
 REPLAYSSM_CALL
 replayssm_status replayssm_check(const struct replayssm_slots *slots,
                                  int32_t clear,

@@ -1,5 +1,7 @@
 //! Element types of tensors and of index arrays.
 
+use std::borrow::Cow;
+
 use crate::error::{Error, Result};
 
 /// A floating-point element type. The numbers are those of the C interface.
@@ -24,7 +26,7 @@ impl Dtype {
     }
 
     /// Reads the C interface's number; `field` is named in the error.
-    pub fn from_raw(raw: i32, field: &'static str) -> Result<Self> {
+    pub fn from_raw(raw: i32, field: impl Into<Cow<'static, str>>) -> Result<Self> {
         match raw {
             1 => Ok(Dtype::F32),
             2 => Ok(Dtype::Bf16),
@@ -55,7 +57,7 @@ impl IndexType {
     }
 
     /// Reads the C interface's number; `field` is named in the error.
-    pub fn from_raw(raw: i32, field: &'static str) -> Result<Self> {
+    pub fn from_raw(raw: i32, field: impl Into<Cow<'static, str>>) -> Result<Self> {
         match raw {
             16 => Ok(IndexType::I32),
             17 => Ok(IndexType::I64),

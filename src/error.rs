@@ -63,13 +63,13 @@ pub enum Error {
         reason: Cow<'static, str>,
     },
     /// A position or a count lies outside what the slot holds.
-    #[error("{field} is {value}; the slot holds {expected}")]
+    #[error("{field} is {value}; there are {expected}")]
     OutOfRange {
         /// Name of the field.
         field: Cow<'static, str>,
         /// The value given.
         value: String,
-        /// What the slot holds.
+        /// What there is.
         expected: String,
     },
     /// The caller's buffer is too small.
@@ -94,7 +94,7 @@ pub enum Error {
     #[error("{0}")]
     NoCuda(String),
     /// An allocation failed.
-    #[error("{bytes} bytes for {what} could not be allocated")]
+    #[error("{what} could not be allocated ({bytes} bytes)")]
     OutOfMemory {
         /// What the memory was for.
         what: Cow<'static, str>,

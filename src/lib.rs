@@ -14,4 +14,5 @@ pub mod backend;
 pub mod dtype;
 pub mod error;
 pub mod ffi;
+mod panic;
 pub mod replay;

@@ -89,7 +89,7 @@ fn struct_layouts_are_the_same_numbers_in_c_cxx_and_rust() {
         replayssm_component { struct_size, kind, per_ring, reserved, bytes, base, slot_stride_bytes, layer_stride_bytes }
         replayssm_exec { struct_size, flags, stream, part, n_parts }
         replayssm_batch { struct_size, flags, n_rows, tokens, max_tokens, null_id, keep_tail, reserved, n_tokens, slots, rings, cu_seqlens, flush, generation }
-        replayssm_mamba2_args { struct_size, dt_softplus, x, B, C, dt, A, dt_bias, D, D_per_element, reserved, z, out }
+        replayssm_mamba2_args { struct_size, no_softplus, x, B, C, dt, A, dt_bias, D, D_per_element, reserved, z, out }
         replayssm_delta_args { struct_size, gate, q, k, v, g, beta, A_log, dt_bias, lower_bound, scale, l2norm_eps, no_l2norm, beta_processed, reserved, out }
         replayssm_conv1d_args { struct_size, no_silu, x, out, weight, bias }
         replayssm_commit_args { struct_size, convention, counts, counts_stride }

@@ -107,14 +107,13 @@ pub unsafe extern "C" fn replayssm_context_create(
     })
 }
 
-/// With the feature `fault-injection`: commits on this context panic.
-#[cfg(feature = "fault-injection")]
+/// With the feature `fault-injection`, flags of a context: its commits panic, and its work items do.
 const PANIC_ON_COMMIT: u32 = 1 << 31;
-#[cfg(not(feature = "fault-injection"))]
-const PANIC_ON_COMMIT: u32 = 0;
+const PANIC_IN_ITEMS: u32 = 1 << 30;
 
 fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
-    convert::zero("context_desc.flags", desc.flags & !PANIC_ON_COMMIT)?;
+    let faults = if cfg!(feature = "fault-injection") { PANIC_ON_COMMIT | PANIC_IN_ITEMS } else { 0 };
+    convert::zero("context_desc.flags", desc.flags & !faults)?;
     convert::zero("context_desc.reserved", desc.reserved)?;
     match desc.backend {
         REPLAYSSM_BACKEND_AUTO | REPLAYSSM_BACKEND_CPU => {}
@@ -128,10 +127,9 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
     if desc.device != 0 {
         return Err(Error::invalid("context_desc.device", desc.device, "0 on the CPU backend"));
     }
-    Ok(Context {
-        backend: Box::new(Cpu::new(desc.n_threads)?),
-        panic_on_commit: cfg!(feature = "fault-injection") && desc.flags != 0,
-    })
+    let mut backend = Cpu::new(desc.n_threads)?;
+    backend.panic_in_items = desc.flags & PANIC_IN_ITEMS != 0;
+    Ok(Context { backend: Box::new(backend), panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0 })
 }
 
 /// Destroys a context once the last slots handle on it is gone. NULL and stale handles do nothing. Any thread.
@@ -381,8 +379,10 @@ pub unsafe extern "C" fn replayssm_mamba2_step(
 /// Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the
 /// plain update's arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
 ///
-/// The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, any other call on these slots is a fault
-/// (FAULT_POSITION); an extend that is not committed needs a reset. Otherwise as replayssm_mamba2_step.
+/// The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, a step, another extend or an export on these slots
+/// does nothing but set FAULT_POSITION, and a rewind fails; an extend that is not committed needs a reset or import. (Where
+/// keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step.) Otherwise as
+/// replayssm_mamba2_step.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -488,7 +488,8 @@ pub unsafe extern "C" fn replayssm_conv1d_extend(
     ))
 }
 
-/// Ends a model step: position += accepted, for every row of the batch. Once, after the last layer. Rolling back is
+/// Ends a model step: position += accepted, for every row of the batch. Once, after the last layer: a second commit, or one without
+/// steps, would commit records that nothing wrote. Rolling back is
 /// accepting fewer. args NULL: all tokens of each row. A row of another generation is skipped. An extend takes all tokens.
 ///
 /// Counts outside 0 .. tokens are clamped and set FAULT_COUNT. Errors as replayssm_mamba2_step.
@@ -598,7 +599,8 @@ pub unsafe extern "C" fn replayssm_export(
 /// since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
 ///
 /// n, done: [n] where the list lies. done may be NULL: with a host list, a rewind too deep is then OUT_OF_RANGE and nothing is rewound.
-/// Otherwise done[i] becomes 1 or 0, and 0 sets FAULT_REWIND and leaves entry i alone. Errors as replayssm_reset.
+/// Otherwise done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which sets FAULT_REWIND and is left
+/// alone. Errors as replayssm_reset.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -654,7 +656,7 @@ fn required_for(pointer: *const c_void, field: &'static str, alignment: usize, n
 }
 
 /// Takes n free ids (slots and rings of the same number) from the library's list, most recently released first, each with a new
-/// generation for reset and batches. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
+/// generation: pass it to reset_args.generation and batch.generation, so that late commits of a former owner do nothing. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
 /// never call it. generations may be NULL. One thread at a time.
 ///
 /// # Safety
@@ -697,7 +699,7 @@ pub unsafe extern "C" fn replayssm_release(slots: *mut replayssm_slots, n: i32, 
     })
 }
 
-/// What the device has found wrong so far, without synchronising. clear: 1 forgets it.
+/// What the device has found wrong so far, without synchronising. clear: 0, or 1 to forget it.
 ///
 /// # Safety
 /// out points to a descriptor.
@@ -711,7 +713,8 @@ pub unsafe extern "C" fn replayssm_check(
         let slots = pin::<Slots, _>(slots, "slots")?;
         // SAFETY: by the caller's promise.
         unsafe { check_out(out.cast_const()) }?;
-        let report = convert::report(&slots.report(clear != 0));
+        let clear = convert::switch("clear", clear)?;
+        let report = convert::report(&slots.report(clear));
         // SAFETY: by the caller's promise.
         unsafe { write_descriptor(out, &report) }
     })

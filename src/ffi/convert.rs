@@ -2,11 +2,13 @@
 
 use super::read::{optional_pointer, required};
 use super::types::{
-    REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_DTYPE_NONE,
-    replayssm_batch, replayssm_commit_args, replayssm_conv1d_args, replayssm_delta_args, replayssm_exec, replayssm_ids,
-    replayssm_lent, replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args,
+    REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, replayssm_batch,
+    replayssm_commit_args, replayssm_conv1d_args, replayssm_delta_args, replayssm_exec, replayssm_ids, replayssm_lent,
+    replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args,
     replayssm_state, replayssm_stats, replayssm_tensor,
 };
+use std::borrow::Cow;
+
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
 use crate::replay::config::PoolFields;
@@ -18,11 +20,11 @@ use crate::replay::layout::Component;
 use crate::replay::position::Convention;
 use crate::replay::slots::Lent;
 
-pub(super) fn zero(field: &'static str, value: u32) -> Result<()> {
+pub(super) fn zero(field: impl Into<Cow<'static, str>>, value: u32) -> Result<()> {
     if value == 0 { Ok(()) } else { Err(Error::unsupported(field, value, "0")) }
 }
 
-fn switch(field: &'static str, value: i32) -> Result<bool> {
+pub(super) fn switch(field: &'static str, value: i32) -> Result<bool> {
     match value {
         0 => Ok(false),
         1 => Ok(true),
@@ -35,16 +37,20 @@ fn address(at: usize) -> Address {
 }
 
 fn ids(from: &replayssm_ids, field: &'static str, n: i64) -> Result<Ids> {
-    zero(field, from.reserved)?;
-    let index = IndexType::from_raw(from.dtype, field)?;
+    zero(format!("{field}.reserved"), from.reserved)?;
+    let index = IndexType::from_raw(from.dtype, format!("{field}.dtype"))?;
     let stride = if from.stride == 0 { 1 } else { from.stride };
     let reach = stride.checked_abs().and_then(|s| s.checked_mul(n.max(1))).and_then(|s| s.checked_mul(8));
     if reach.is_none() {
-        return Err(Error::invalid(field, from.stride, "a stride whose reach fits an address space"));
+        return Err(Error::invalid(
+            format!("{field}.stride"),
+            from.stride,
+            "a stride whose reach fits an address space",
+        ));
     }
     let data = match n {
-        0 => optional_pointer(from.data, field, index.size())?.unwrap_or(0),
-        _ => required(from.data, field, index.size())?,
+        0 => optional_pointer(from.data, format!("{field}.data"), index.size())?.unwrap_or(0),
+        _ => required(from.data, format!("{field}.data"), index.size())?,
     };
     Ok(Ids { data: address(data), stride, index })
 }
@@ -65,30 +71,23 @@ fn tensor(from: &replayssm_tensor, field: &'static str, idle: bool) -> Result<Te
             row: from.stride_row,
             token: from.stride_token,
             head: from.stride_head,
-            dtype: Dtype::from_raw(from.dtype, field)?,
+            dtype: Dtype::from_raw(from.dtype, format!("{field}.dtype"))?,
         }),
         None => Err(Error::invalid(field, "absent (data is NULL)", "a tensor")),
     }
 }
 
 fn optional_tensor(from: &replayssm_tensor, field: &'static str) -> Result<Option<Tensor>> {
-    zero(field, from.reserved)?;
+    zero(format!("{field}.reserved"), from.reserved)?;
     if from.data.is_null() {
         return Ok(None);
-    }
-    if from.dtype == REPLAYSSM_DTYPE_NONE {
-        return Err(Error::invalid(
-            field,
-            "a tensor without a dtype",
-            "REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16",
-        ));
     }
     Ok(Some(Tensor {
         data: address(from.data as usize),
         row: from.stride_row,
         token: from.stride_token,
         head: from.stride_head,
-        dtype: Dtype::from_raw(from.dtype, field)?,
+        dtype: Dtype::from_raw(from.dtype, format!("{field}.dtype"))?,
     }))
 }
 
@@ -158,11 +157,7 @@ pub(super) fn mamba2(from: &replayssm_mamba2_args, batch: &Batch) -> Result<Mamb
         d_per_element: switch("args.D_per_element", from.D_per_element)?,
         z: optional_tensor(&from.z, "args.z")?,
         out: tensor(&from.out, "args.out", idle)?,
-        dt_softplus: match from.dt_softplus {
-            0 => true,
-            -1 => false,
-            other => return Err(Error::unsupported("args.dt_softplus", other, "0 (on) and -1 (off)")),
-        },
+        dt_softplus: !switch("args.no_softplus", from.no_softplus)?,
     })
 }
 
@@ -271,7 +266,17 @@ pub(super) fn state(from: &replayssm_state, n: i64) -> Result<StateTensor> {
     Ok(StateTensor {
         data: address(data),
         dtype,
-        transposed: switch("state.orientation", from.orientation)?,
+        transposed: match from.orientation {
+            0 => false,
+            1 => true,
+            other => {
+                return Err(Error::unsupported(
+                    "state.orientation",
+                    other,
+                    "REPLAYSSM_STATE_ROW_MAJOR and REPLAYSSM_STATE_COL_MAJOR",
+                ));
+            }
+        },
         layer: match from.layer {
             -1 => None,
             layer => Some(usize::try_from(layer).map_err(|_| Error::invalid("state.layer", layer, "-1 or a layer"))?),

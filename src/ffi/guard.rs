@@ -1,46 +1,31 @@
 //! What surrounds every exported function: panics become `REPLAYSSM_INTERNAL`, errors become a status and a sentence.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
-use std::sync::Once;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::types::{REPLAYSSM_OK, replayssm_status};
 use crate::error::{Error, Result};
+use crate::panic::Quiet;
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-static HOOK: Once = Once::new();
-
-/// While a guarded call runs, a panic prints nothing and reads no environment variable; other panics of the process
-/// go where they went before.
-fn install_hook() {
-    HOOK.call_once(|| {
-        let previous = take_hook();
-        set_hook(Box::new(move |info| {
-            if !INSIDE.with(Cell::get) {
-                previous(info);
-            }
-        }));
-    });
 }
 
 /// Runs the body of an exported function.
 pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> replayssm_status {
-    install_hook();
-    let outer = INSIDE.with(|inside| inside.replace(true));
     // Unwind safety: handles hold objects whose invariants are kept by finishing checks before changes.
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::Internal(text_of(&*panic))));
-    INSIDE.with(|inside| inside.set(outer));
-    match result {
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let _quiet = Quiet::begin();
+        body()
+    }));
+    match result.unwrap_or_else(|panic| Err(Error::Internal(text_of(&*panic)))) {
         Ok(()) => REPLAYSSM_OK,
         Err(error) => {
             let text = error.to_string().replace('\0', "?");
-            LAST_ERROR.with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
+            // A thread that is being torn down keeps no text.
+            let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
             error.status() as replayssm_status
         }
     }

@@ -187,11 +187,9 @@ pub(super) fn pin<K: Kind, H>(handle: *const H, argument: &'static str) -> Resul
 /// Destroys a handle; the object goes when the last call inside it returns and its last child is gone. NULL and stale
 /// handles do nothing.
 pub(super) fn remove<K: Kind, H>(handle: *mut H) {
-    let Ok((generation, index)) = decode::<K, H>(handle, "") else { return };
-    let Some(entry) = entry(index) else { return };
-    entry.state.fetch_add(1, Ordering::AcqRel);
-    let _ = entry.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-        (state >> 32 == generation && state & LIVE != 0).then_some(state & !LIVE | DYING)
+    let Ok(pinned) = pin::<K, H>(handle, "") else { return };
+    let _ = pinned.entry.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+        // The pin keeps the generation: another thread can at most have marked the entry first.
+        (state & LIVE != 0).then_some(state & !LIVE | DYING)
     });
-    unpin(entry, index);
 }

@@ -1,5 +1,6 @@
 //! Reads descriptors of any version: size first, the known part, and nothing but zeros behind it.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 
 use crate::error::{Error, Result};
@@ -109,12 +110,17 @@ pub(super) unsafe fn check_out<T: Descriptor>(to: *const T) -> Result<()> {
 }
 
 /// A pointer that must not be NULL and must be aligned to `alignment`.
-pub(super) fn required(pointer: *const c_void, field: &'static str, alignment: usize) -> Result<usize> {
-    optional_pointer(pointer, field, alignment)?.ok_or_else(|| Error::invalid(field, "NULL", "a pointer"))
+pub(super) fn required(pointer: *const c_void, field: impl Into<Cow<'static, str>>, alignment: usize) -> Result<usize> {
+    let field = field.into();
+    optional_pointer(pointer, field.clone(), alignment)?.ok_or_else(|| Error::invalid(field, "NULL", "a pointer"))
 }
 
 /// A pointer that may be NULL.
-pub(super) fn optional_pointer(pointer: *const c_void, field: &'static str, alignment: usize) -> Result<Option<usize>> {
+pub(super) fn optional_pointer(
+    pointer: *const c_void,
+    field: impl Into<Cow<'static, str>>,
+    alignment: usize,
+) -> Result<Option<usize>> {
     let at = pointer as usize;
     if !at.is_multiple_of(alignment) {
         return Err(Error::invalid(field, format!("{at:#x}"), format!("an address aligned to {alignment} bytes")));

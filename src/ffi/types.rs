@@ -55,7 +55,7 @@ pub const REPLAYSSM_BACKEND_CUDA: replayssm_backend = 2;
 
 /// Family of a pool.
 pub type replayssm_family = i32;
-/// Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, dt_softplus off).
+/// Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, no_softplus).
 pub const REPLAYSSM_MAMBA2: replayssm_family = 1;
 /// Gated DeltaNet: one log decay per token and head.
 pub const REPLAYSSM_GDN: replayssm_family = 2;
@@ -194,7 +194,7 @@ pub struct replayssm_context_desc {
     pub backend: replayssm_backend,
     /// CUDA: device ordinal. 0 on the CPU backend.
     pub device: i32,
-    /// CPU: threads that work on a call, the library's own; 0 = as many as the process may use, 1 = the calling thread.
+    /// CPU: threads that work on a call, the library's own, up to 1024; 0 = as many as the process may use, 1 = the calling thread.
     pub n_threads: i32,
     /// Zero.
     pub flags: u32,
@@ -284,7 +284,7 @@ pub struct replayssm_pool_desc {
     pub channels: i32,
     /// Convolution: taps, 2 to 4.
     pub width: i32,
-    /// Convolution: sections of the channel axis (as x, B, C of one packed row); 0 = one section.
+    /// Convolution: sections of the channel axis, stride_head apart in x and out; 0 = one section, as for a packed row of x, B, C.
     pub n_sections: i32,
     /// Zero.
     pub reserved: u32,
@@ -322,7 +322,7 @@ pub const REPLAYSSM_COMPONENT_CONV: replayssm_component_kind = 12;
 
 /// Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
 /// layer l of slot (or ring) s lies at base + l * layer_stride_bytes + s * slot_stride_bytes. Lent memory is not
-/// touched at create: reset, import or copy to each slot before its first step.
+/// touched at create: reset or import each slot before its first step.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_lent {
@@ -389,7 +389,8 @@ pub const REPLAYSSM_BATCH_EXTEND: u32 = 4;
 ///
 /// A row is null iff its slot or ring id is negative, or its slot id is null_id (with the flag). An id at or above its
 /// count, a row longer than max_tokens, and falling cu_seqlens also make a null row, and set a fault bit. Null rows
-/// write zeros and touch no slot. A row of 0 tokens does nothing. No slot and no ring may be in a batch twice.
+/// write zeros and touch no slot; their other id may be anything. A row of 0 tokens does nothing. No slot and no ring may be in a
+/// batch twice, and rows of cu_seqlens may not overlap: the outputs of such rows are undefined.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_batch {
@@ -432,8 +433,8 @@ pub struct replayssm_batch {
 pub struct replayssm_mamba2_args {
     /// sizeof(replayssm_mamba2_args).
     pub struct_size: u32,
-    /// 0: dt goes through softplus. -1: dt (with its bias) is used as it is.
-    pub dt_softplus: i32,
+    /// 0: dt goes through softplus. 1: dt (with its bias) is used as it is.
+    pub no_softplus: i32,
     /// io [.., nheads, headdim].
     pub x: replayssm_tensor,
     /// io [.., ngroups, dstate].
@@ -512,9 +513,9 @@ pub struct replayssm_conv1d_args {
     pub x: replayssm_tensor,
     /// Output dtype; head axis = section. May be x itself if the dtypes are equal.
     pub out: replayssm_tensor,
-    /// Any dtype, [channels, width], channels along stride_head, taps contiguous, oldest first.
+    /// Any dtype, [channels, width]: channels are stride_head apart, taps contiguous, oldest first.
     pub weight: replayssm_tensor,
-    /// Any dtype, [channels]; absent = 0.
+    /// Any dtype, [channels]: stride_head apart; absent = 0.
     pub bias: replayssm_tensor,
 }
 
@@ -532,7 +533,8 @@ pub struct replayssm_commit_args {
     pub counts_stride: i64,
 }
 
-/// A list of slots and rings. Negative ids are skipped.
+/// A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, reset, import and rewind
+/// refuse an id that is named twice.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_list {
@@ -606,7 +608,7 @@ pub struct replayssm_cursor {
     pub flush_before: i64,
     /// Key of stochastic rounding.
     pub seed: u64,
-    /// Counts resets and copies, or as given to them.
+    /// Counts resets, or as given to them.
     pub generation: u32,
     /// Zero.
     pub flags: u32,
@@ -702,3 +704,36 @@ descriptors!(
     replayssm_report,
     replayssm_stats,
 );
+
+/// The same numbers and layouts on both sides of the interface.
+mod agreement {
+    use std::mem::offset_of;
+
+    use super::*;
+    use crate::error::Status;
+    use crate::replay::launch::{Cursor, fault};
+
+    const _: () = {
+        assert!(Status::Ok as i32 == REPLAYSSM_OK);
+        assert!(Status::InvalidArgument as i32 == REPLAYSSM_INVALID_ARGUMENT);
+        assert!(Status::InvalidHandle as i32 == REPLAYSSM_INVALID_HANDLE);
+        assert!(Status::OutOfRange as i32 == REPLAYSSM_OUT_OF_RANGE);
+        assert!(Status::BufferTooSmall as i32 == REPLAYSSM_BUFFER_TOO_SMALL);
+        assert!(Status::WrongStream as i32 == REPLAYSSM_WRONG_STREAM);
+        assert!(Status::Unsupported as i32 == REPLAYSSM_UNSUPPORTED);
+        assert!(Status::NoCuda as i32 == REPLAYSSM_NO_CUDA);
+        assert!(Status::OutOfMemory as i32 == REPLAYSSM_OUT_OF_MEMORY);
+        assert!(Status::Internal as i32 == REPLAYSSM_INTERNAL);
+        assert!(fault::ID == REPLAYSSM_FAULT_ID);
+        assert!(fault::COUNT == REPLAYSSM_FAULT_COUNT);
+        assert!(fault::LENGTH == REPLAYSSM_FAULT_LENGTH);
+        assert!(fault::POSITION == REPLAYSSM_FAULT_POSITION);
+        assert!(fault::REWIND == REPLAYSSM_FAULT_REWIND);
+        assert!(size_of::<Cursor>() == size_of::<replayssm_cursor>());
+        assert!(offset_of!(Cursor, position) == offset_of!(replayssm_cursor, position));
+        assert!(offset_of!(Cursor, flush_before) == offset_of!(replayssm_cursor, flush_before));
+        assert!(offset_of!(Cursor, seed) == offset_of!(replayssm_cursor, seed));
+        assert!(offset_of!(Cursor, generation) == offset_of!(replayssm_cursor, generation));
+        assert!(offset_of!(Cursor, flags) == offset_of!(replayssm_cursor, flags));
+    };
+}

@@ -544,6 +544,7 @@ impl PoolConfig {
                     u_dtype: io,
                 })
             }
+            0 => Err(Error::invalid("pool_desc.family", 0, "REPLAYSSM_MAMBA2, _GDN, _KDA or _CONV1D")),
             other => Err(Error::unsupported("pool_desc.family", other, "REPLAYSSM_MAMBA2, _GDN, _KDA and _CONV1D")),
         }
     }

@@ -92,21 +92,40 @@ impl Tensor {
 
     /// An output must not write one element twice.
     fn check_distinct(&self, field: &'static str, extents: [i64; 3], inner: i64) -> Result<()> {
-        let names = ["stride_row", "stride_token", "stride_head"];
-        if extents.contains(&0) {
-            return Ok(());
-        }
-        for ((stride, extent), name) in [self.row, self.token, self.head].iter().zip(extents).zip(names) {
-            if extent > 1 && stride.unsigned_abs() < inner.unsigned_abs() {
+        let [rows, tokens, heads] = extents;
+        distinct(
+            field,
+            [("stride_row", self.row, rows), ("stride_token", self.token, tokens), ("stride_head", self.head, heads)],
+            inner,
+        )
+    }
+}
+
+/// Checks that the elements of a tensor with these axes (name, stride, extent) and a contiguous inner axis have addresses of their
+/// own: from the smallest stride up, each axis steps over the whole reach of those inside it.
+fn distinct<const AXES: usize>(
+    field: &'static str,
+    mut axes: [(&'static str, i64, i64); AXES],
+    inner: i64,
+) -> Result<()> {
+    if axes.iter().any(|(_, _, extent)| *extent == 0) {
+        return Ok(());
+    }
+    axes.sort_by_key(|(_, stride, _)| stride.unsigned_abs());
+    let mut reach = inner;
+    for (name, stride, extent) in axes {
+        if extent > 1 {
+            if stride.unsigned_abs() < reach.unsigned_abs() {
                 return Err(Error::invalid(
                     format!("{field}.{name}"),
                     stride,
-                    format!("at least {inner} elements, because outputs may not overlap"),
+                    format!("at least {reach} elements, so that elements do not overlap"),
                 ));
             }
+            reach = stride.saturating_abs().saturating_mul(extent - 1).saturating_add(reach);
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Lengths of a batch's rows.
@@ -524,14 +543,21 @@ impl StateTensor {
             if *stride == 0 {
                 *stride = dense;
             }
-            if *stride < 0 || (extent > 1 && *stride < columns) {
-                return Err(Error::invalid(field, *stride, format!("0 (dense) or at least {columns}")));
+            if *stride < 0 {
+                return Err(Error::invalid(field, *stride, "0 (dense) or more"));
             }
             dense = stride
                 .checked_mul(extent.max(1))
                 .filter(|d| d.checked_mul(4).is_some())
                 .ok_or_else(|| Error::invalid(field, *stride, "a stride whose reach fits an address space"))?;
         }
+        let axes = [
+            ("stride_row", self.row, rows),
+            ("stride_head", self.head, shape.heads),
+            ("stride_layer", self.layer_stride, layers),
+            ("stride_entry", self.entry, n),
+        ];
+        distinct("state", axes, columns)?;
         if !self.data.0.is_multiple_of(self.dtype.size()) {
             return Err(Error::invalid(
                 "state.data",
@@ -639,7 +665,7 @@ impl PoolView {
 pub mod fault {
     /// A slot or ring id at or above its count.
     pub const ID: u32 = 1;
-    /// A commit count outside the row, or a commit of a row that no step can have brought.
+    /// A commit count outside the row.
     pub const COUNT: u32 = 2;
     /// A row longer than declared, or `cu_seqlens` that falls.
     pub const LENGTH: u32 = 4;

@@ -63,6 +63,14 @@ impl Rule {
         (0..=MAX_POSITION).contains(&position) && tag <= position && tag >= position - self.window - self.keep
     }
 
+    /// Whether the tag of a convolution's window can be trusted: every step leaves it within `keep + T_max` of the position.
+    #[inline(always)]
+    pub fn conv_tag_is_valid(&self, position: i64, tag: i64) -> bool {
+        (0..=MAX_POSITION).contains(&position)
+            && tag <= position
+            && tag >= (position - self.keep - self.max_step_tokens).max(0)
+    }
+
     /// How many records a step folds before it computes: never its own, never the last `keep` committed ones.
     #[inline(always)]
     pub fn folds(&self, v: StepView) -> i64 {

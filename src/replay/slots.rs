@@ -22,20 +22,22 @@ pub struct Context {
 
 /// Positions and schedule of all layers of a model on one device.
 pub struct Slots {
+    // Memory goes before the context that it was allocated on: fields are dropped in this order.
+    _cursors: Box<dyn Memory>,
+    _counters: Box<dyn Memory>,
     context: Arc<Context>,
     view: SlotsView,
     pools: RwLock<Vec<Weak<Layers>>>,
     free: Mutex<FreeList>,
-    _cursors: Box<dyn Memory>,
-    _counters: Box<dyn Memory>,
 }
 
 /// A pool: equal layers of one family.
 pub struct Layers {
+    // Before the slots handle, and with it the context.
+    _memory: Vec<Box<dyn Memory>>,
     slots: Arc<Slots>,
     view: PoolView,
     layouts: Vec<ComponentLayout>,
-    _memory: Vec<Box<dyn Memory>>,
 }
 
 /// Memory that the caller lends for one component instead of letting the library allocate it.
@@ -113,20 +115,10 @@ impl Slots {
             let rings = Ids { data: Address(ids.as_ptr() as usize), stride: 1, index: IndexType::I64 };
             // Without pools the slots do not matter: slot 0 for all.
             let slots = Ids { data: Address(&raw const ZERO as usize), stride: 0, index: IndexType::I64 };
-            let list = List { n: ids.len() as i64, place: Where::Host, slots, rings };
+            let list = List { n: ids.len() as i64, place: Where::Device, slots, rings };
             self.context.backend.reset(&self.view, &[], &list, &args, &exec)?;
         }
         Ok(())
-    }
-
-    /// The context.
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    /// Sizes, rules and addresses.
-    pub fn view(&self) -> &SlotsView {
-        &self.view
     }
 
     fn backend(&self) -> &dyn Backend {
@@ -302,16 +294,6 @@ impl Layers {
         Ok(layers)
     }
 
-    /// The slots handle.
-    pub fn slots(&self) -> &Arc<Slots> {
-        &self.slots
-    }
-
-    /// Family, dimensions, formats and memory.
-    pub fn view(&self) -> &PoolView {
-        &self.view
-    }
-
     /// Size and place of every component.
     pub fn components(&self) -> impl ExactSizeIterator<Item = (&ComponentLayout, &ComponentView)> {
         self.layouts.iter().zip(&self.view.components)
@@ -328,10 +310,10 @@ impl Layers {
     fn check_batch(&self, batch: Batch, mode: Mode) -> Result<Batch> {
         match (mode, batch.extend) {
             (Mode::Step, true) => {
-                Err(Error::invalid("batch.flags", "REPLAYSSM_BATCH_EXTEND", "no REPLAYSSM_BATCH_EXTEND in a step"))
+                Err(Error::invalid("batch.flags", "with REPLAYSSM_BATCH_EXTEND", "a batch without it in a step"))
             }
             (Mode::Extend, false) => {
-                Err(Error::invalid("batch.flags", 0, "REPLAYSSM_BATCH_EXTEND in an extend and its commit"))
+                Err(Error::invalid("batch.flags", "without REPLAYSSM_BATCH_EXTEND", "it in an extend and its commit"))
             }
             _ => batch.checked(&self.slots.view.config),
         }
@@ -405,6 +387,15 @@ fn lent_view(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: i64
                 format!("a multiple of {alignment} of at least {bytes} bytes"),
             ));
         }
+    }
+    let slots_inside = n_layers == 1 || n == 1 || layer_stride >= dense_layer;
+    let layers_inside = layer_stride.checked_mul(n_layers).is_some_and(|all| stride >= all);
+    if !slots_inside && !layers_inside {
+        return Err(Error::invalid(
+            format!("lent[{i}].layer_stride_bytes"),
+            layer_stride,
+            format!("at least {dense_layer} (all slots of a layer), or slot_stride_bytes of all layers of a slot"),
+        ));
     }
     if l.base.0 == 0 || !l.base.0.is_multiple_of(alignment as usize) {
         return Err(Error::invalid(

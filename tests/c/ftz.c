@@ -85,7 +85,7 @@ static void run(int32_t format, int32_t readout, int32_t n_parts, unsigned mode,
   batch.tokens = TOKENS;
   batch.slots.data = step_slot;
   batch.slots.dtype = REPLAYSSM_I32;
-  args.dt_softplus = -1;
+  args.no_softplus = 1;
   args.A = tensor((float *)a, 0, 1);
   conv_args.weight = tensor((float *)weight, 0, WIDTH);
   exec.n_parts = n_parts;

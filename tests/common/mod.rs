@@ -670,7 +670,7 @@ impl Inputs {
         let row = self.dense;
         let [x, b, c, z] = self.offsets;
         desc!(replayssm_mamba2_args {
-            dt_softplus: if s.softplus { 0 } else { -1 },
+            no_softplus: if s.softplus { 0 } else { 1 },
             x: tensor(&self.packed, x, row * p, p, s.headdim),
             B: tensor(&self.packed, b, row * p, p, s.dstate),
             C: tensor(&self.packed, c, row * p, p, s.dstate),

@@ -21,7 +21,7 @@ int main(void) {
   batch.n_rows = batch.tokens = 1;
   batch.slots.data = &slot;
   batch.slots.dtype = REPLAYSSM_I32;
-  args.dt_softplus = -1;
+  args.no_softplus = 1;
   args.x.data = x, args.B.data = b, args.C.data = c, args.dt.data = &dt, args.A.data = &a, args.out.data = y;
   args.x.dtype = args.B.dtype = args.C.dtype = args.dt.dtype = args.A.dtype = args.out.dtype = REPLAYSSM_F32;
   if (replayssm_version() != REPLAYSSM_VERSION) return 1;

@@ -151,7 +151,7 @@ impl Kernel<'_> {
         let position = position(slots, ring_id);
         let ring = ConvRing::new(slots, self.pool, self.dims, self.layer, ring_id);
         let tag = ring.tag(tile);
-        if tag > position || position < 0 {
+        if !slots.rule.conv_tag_is_valid(position, tag) {
             let place = Place { id: ring_id, row, pool: self.pool.index, layer: self.layer };
             Counters::of(slots).fault(fault::POSITION, place);
             self.zero_outputs(&span, channels);

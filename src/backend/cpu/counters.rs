@@ -1,6 +1,7 @@
 //! Sticky fault bits and statistics of a slots handle, added to as work runs.
 
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64};
 
 use crate::replay::launch::{Report, SlotsView, Stats};
 
@@ -62,12 +63,13 @@ impl Counters {
             self.first_pool.store(place.pool, Relaxed);
             self.first_layer.store(place.layer as i32, Relaxed);
         }
-        self.bits.fetch_or(bit, Relaxed);
+        // After its place, so that a reader of the bits sees that too.
+        self.bits.fetch_or(bit, Release);
     }
 
     pub(super) fn report(&self, clear: bool) -> Report {
         let report = Report {
-            bits: self.bits.load(Relaxed),
+            bits: self.bits.load(Acquire),
             count: self.count.load(Relaxed),
             first_slot: self.first_slot.load(Relaxed),
             first_row: self.first_row.load(Relaxed),

@@ -123,9 +123,9 @@ impl FloatControl {
         {
             let saved: u64;
             // SAFETY: reads FPCR.
-            unsafe { std::arch::asm!("mrs {}, fpcr", out(reg) saved, options(nomem, nostack)) };
+            unsafe { std::arch::asm!("mrs {}, fpcr", out(reg) saved, options(nostack)) };
             // SAFETY: 0 is the reset value: nearest even, no flush to zero, no traps.
-            unsafe { std::arch::asm!("msr fpcr, {}", in(reg) 0u64, options(nomem, nostack)) };
+            unsafe { std::arch::asm!("msr fpcr, {}", in(reg) 0u64, options(nostack)) };
             FloatControl { saved }
         }
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -147,7 +147,7 @@ impl Drop for FloatControl {
         #[cfg(target_arch = "aarch64")]
         // SAFETY: the value was read from FPCR in `set`.
         unsafe {
-            std::arch::asm!("msr fpcr, {}", in(reg) self.saved, options(nomem, nostack))
+            std::arch::asm!("msr fpcr, {}", in(reg) self.saved, options(nostack))
         };
     }
 }

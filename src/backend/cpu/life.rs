@@ -10,7 +10,7 @@ use super::delta;
 use super::isa::dispatch;
 use super::mamba2;
 use super::raw;
-use super::rows::{Row, check_list, entry, position, resolve};
+use super::rows::{Row, check_list, entry, position, resolve, skipped};
 use super::tiles::Checkpoint;
 use crate::error::{Error, Result};
 use crate::replay::config::{ConvDims, Family, Format, TILE_ROWS};
@@ -31,7 +31,7 @@ pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: 
     let (begin, end) = exec.share(batch.n_rows);
     for row in begin..end {
         // The steps of this batch have reported its ids and lengths already; here they only decide what moves.
-        let Row::Live { span, ring, .. } = resolve(slots, batch, row, -1, -1, true) else { continue };
+        let Row::Live { span, ring, .. } = resolve(slots, batch, row, -1, -1, false) else { continue };
         // SAFETY: ring ids are checked by `resolve`.
         let cursor = unsafe { raw::cursor(slots.cursors, ring) };
         if let Some(generation) = batch.generation {
@@ -81,7 +81,7 @@ fn at_i64(array: Address, i: i64) -> i64 {
 /// Whether every live entry of a host list has a position in range.
 fn check_positions(list: &List, position: Option<Address>, field: &'static str) -> Result<()> {
     if let (Where::Host, Some(array)) = (list.place, position) {
-        for i in 0..list.n {
+        for i in (0..list.n).filter(|&i| !skipped(list, i)) {
             let value = at_i64(array, i);
             if !(0..=MAX_POSITION).contains(&value) {
                 return Err(Error::invalid(format!("{field}[{i}]"), value, format!("0 to {MAX_POSITION}")));
@@ -119,7 +119,7 @@ pub(super) fn reset(
     args: &ResetArgs,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list)?;
+    check_list(slots, list, true)?;
     check_positions(list, args.position, "reset_args.position")?;
     for pool in pools {
         let layers = pool.config.n_layers as i64;
@@ -250,7 +250,7 @@ pub(super) fn import(
     src: &StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list)?;
+    check_list(slots, list, true)?;
     check_positions(list, positions, "position")?;
     let layers = src.layer.map_or(pool.config.n_layers as i64, |_| 1);
     let units = units_of(pool);
@@ -347,7 +347,7 @@ pub(super) fn export(
     dst: &StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list)?;
+    check_list(slots, list, false)?;
     let layers = dst.layer.map_or(pool.config.n_layers as i64, |_| 1);
     let units = units_of(pool);
     let job = &Export { slots, pool, list, at, dst };
@@ -429,7 +429,8 @@ fn export_window(
     not_held: impl Fn(),
 ) {
     let ring = ConvRing::new(job.slots, job.pool, dims, layer, ring);
-    if at > committed || at < ring.tag(unit) {
+    let tag = ring.tag(unit);
+    if at > committed || at < tag || !job.slots.rule.conv_tag_is_valid(committed, tag) {
         not_held();
         return;
     }
@@ -454,7 +455,7 @@ pub(super) fn rewind(
     done: Option<Address>,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list)?;
+    check_list(slots, list, true)?;
     if exec.part != 0 {
         // All or none: one part looks at every entry before it moves any.
         return Ok(());
@@ -480,7 +481,7 @@ pub(super) fn rewind(
         n >= 0 && position(slots, ring) - n >= newest(slot, ring)
     };
     if list.place == Where::Host {
-        for i in 0..list.n {
+        for i in (0..list.n).filter(|&i| !skipped(list, i)) {
             if wanted(i) < 0 {
                 return Err(Error::invalid(format!("n[{i}]"), wanted(i), "0 or more"));
             }
@@ -490,7 +491,7 @@ pub(super) fn rewind(
                     field: format!("n[{i}]").into(),
                     value: wanted(i).to_string(),
                     expected: format!(
-                        "positions {} to {}; nothing was rewound",
+                        "positions {} to {}, and nothing was rewound",
                         newest(slot, ring),
                         position(slots, ring)
                     ),
@@ -521,7 +522,7 @@ pub(super) fn rewind(
 
 /// Copies ring states. Skipped entries are zero.
 pub(super) fn read_cursors(slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {
-    check_list(slots, list)?;
+    check_list(slots, list, false)?;
     let (begin, end) = exec.share(list.n);
     for i in begin..end {
         let to = dst.offset(i * size_of::<Cursor>() as i64);

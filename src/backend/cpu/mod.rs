@@ -18,11 +18,15 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use self::counters::Counters;
 use self::isa::{FloatControl, Isa};
 use crate::error::{Error, Result};
+use crate::panic::Quiet;
 use crate::replay::launch::{
     Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
 use crate::replay::layout::ALIGNMENT;
+
+/// Stack of a thread; a work item needs less than a tenth of it.
+const STACK_BYTES: usize = 2 << 20;
 
 /// Threads of a context. They are gone when this is: after a destroy, the library may be unloaded.
 struct Threads {
@@ -39,7 +43,12 @@ impl Threads {
         let handles = &mut threads.handles;
         let builder = builder.spawn_handler(|thread| {
             let name = format!("replayssm-{}", thread.index());
-            handles.push(std::thread::Builder::new().name(name).spawn(|| thread.run())?);
+            // The stack's size is given, so that no environment variable is read.
+            let builder = std::thread::Builder::new().name(name).stack_size(STACK_BYTES);
+            handles.push(builder.spawn(|| {
+                let _quiet = Quiet::begin();
+                thread.run();
+            })?);
             Ok(())
         });
         let built = builder.build();
@@ -65,6 +74,8 @@ pub struct Cpu {
     threads: Option<Threads>,
     n_threads: i32,
     isa: Isa,
+    /// Makes every work item panic; see the feature `fault-injection`.
+    pub panic_in_items: bool,
 }
 
 impl Cpu {
@@ -77,7 +88,14 @@ impl Cpu {
             other => return Err(Error::invalid("context_desc.n_threads", other, "0 to 1024")),
         };
         let threads = if n_threads == 1 { None } else { Some(Threads::new(n_threads)?) };
-        Ok(Cpu { threads, n_threads, isa: Isa::detect() })
+        Ok(Cpu { threads, n_threads, isa: Isa::detect(), panic_in_items: false })
+    }
+
+    #[allow(clippy::panic, reason = "what the feature is for")]
+    fn fail_if_asked(&self) {
+        if cfg!(feature = "fault-injection") && self.panic_in_items {
+            panic!("asked for by the flag of the feature fault-injection");
+        }
     }
 
     /// Runs `work` on every item of this call's share, on the pool's threads or, with parts, on the calling thread.
@@ -85,6 +103,7 @@ impl Cpu {
         let (begin, end) = exec.share(items);
         let guarded = |item| {
             let _control = FloatControl::set();
+            self.fail_if_asked();
             work(item);
         };
         match self.threads.as_ref().and_then(|threads| threads.pool.as_ref()) {

@@ -177,7 +177,15 @@ pub(super) struct SharedCursor {
     pub(super) flags: AtomicU32,
 }
 
-const _: () = assert!(size_of::<SharedCursor>() == size_of::<Cursor>());
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<SharedCursor>() == size_of::<Cursor>());
+    assert!(offset_of!(SharedCursor, position) == offset_of!(Cursor, position));
+    assert!(offset_of!(SharedCursor, flush_before) == offset_of!(Cursor, flush_before));
+    assert!(offset_of!(SharedCursor, seed) == offset_of!(Cursor, seed));
+    assert!(offset_of!(SharedCursor, generation) == offset_of!(Cursor, generation));
+    assert!(offset_of!(SharedCursor, flags) == offset_of!(Cursor, flags));
+};
 
 /// The state of ring `ring`.
 ///

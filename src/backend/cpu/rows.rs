@@ -103,12 +103,21 @@ pub(super) fn entry(slots: &SlotsView, list: &List, i: i64, pool: i32) -> Option
     Some((slot, ring))
 }
 
-/// Refuses host lists with ids out of range before anything is done.
-pub(super) fn check_list(slots: &SlotsView, list: &List) -> Result<()> {
+/// Whether a list entry is to be skipped.
+pub(super) fn skipped(list: &List, i: i64) -> bool {
+    // SAFETY: the caller's arrays have n elements.
+    let slot = unsafe { raw::id(&list.slots, i) };
+    // SAFETY: as above.
+    let ring = unsafe { raw::id(&list.rings, i) };
+    slot < 0 || ring < 0
+}
+
+/// Refuses host lists with ids out of range before anything is done; with `unique` also a slot or ring that is named twice.
+pub(super) fn check_list(slots: &SlotsView, list: &List, unique: bool) -> Result<()> {
     if list.place == Where::Device {
         return Ok(());
     }
-    for i in 0..list.n {
+    for i in (0..list.n).filter(|&i| !skipped(list, i)) {
         for (ids, name, count) in
             [(&list.slots, "slots", slots.config.n_slots), (&list.rings, "rings", slots.config.n_rings)]
         {
@@ -116,6 +125,15 @@ pub(super) fn check_list(slots: &SlotsView, list: &List) -> Result<()> {
             let id = unsafe { raw::id(ids, i) };
             if id >= i64::from(count) {
                 return Err(Error::invalid(format!("list.{name}[{i}]"), id, format!("less than {count}")));
+            }
+            // SAFETY: as above.
+            let same = |j: &i64| !skipped(list, *j) && unsafe { raw::id(ids, *j) } == id;
+            if let (true, Some(j)) = (unique, (0..i).find(same)) {
+                return Err(Error::invalid(
+                    format!("list.{name}[{i}]"),
+                    id,
+                    format!("an id that entry {j} does not name"),
+                ));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::counters::Tally;
 use super::raw;
 use crate::dtype::Dtype;
-use crate::replay::config::{Format, MAX_DIM, TILE_ROWS};
+use crate::replay::config::{Format, MAX_DIM, MAX_MIN_REWIND, MAX_WINDOW, TILE_ROWS};
 use crate::replay::launch::{Address, PoolView, SlotsView};
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{rounding_words, to_bf16_stochastic, to_f16, to_f16_stochastic};
@@ -16,7 +16,7 @@ use crate::replay::vector;
 /// Tiles of a head at most.
 pub(super) const MAX_TILES: usize = MAX_DIM as usize / TILE_ROWS;
 /// Records that a history holds at most: W + keep.
-pub(super) const MAX_HISTORY: usize = 512;
+pub(super) const MAX_HISTORY: usize = (MAX_WINDOW + MAX_MIN_REWIND) as usize;
 /// Longer steps are serial.
 pub(super) const MAX_PARALLEL: usize = 16;
 

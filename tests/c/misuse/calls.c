@@ -125,7 +125,7 @@ void calls(void) {
   BAD_ARGS(out.stride_head = 0, INVALID, "args.out.stride_head");
   BAD_ARGS(out.stride_token = DIM - 1, INVALID, "args.out.stride_token");
   BAD_ARGS(out.stride_row = 0, INVALID, "args.out.stride_row");
-  BAD_ARGS(dt_softplus = 1, UNSUPPORTED, "args.dt_softplus");
+  BAD_ARGS(no_softplus = -1, UNSUPPORTED, "args.no_softplus");
   BAD_ARGS(D_per_element = 2, UNSUPPORTED, "args.D_per_element");
   BAD_ARGS(D_per_element = -1, UNSUPPORTED, "args.D_per_element");
   BAD_ARGS(reserved = 1, UNSUPPORTED, "args.reserved");

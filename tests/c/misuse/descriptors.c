@@ -228,7 +228,7 @@ void creation(void) {
   BAD_SLOTS(schedule = -1, UNSUPPORTED, "slots_desc.schedule");
   BAD_SLOTS(flags = 1, UNSUPPORTED, "slots_desc.flags");
 
-  BAD_MAMBA(family = 0, UNSUPPORTED, "pool_desc.family");
+  BAD_MAMBA(family = 0, INVALID, "pool_desc.family");
   BAD_MAMBA(family = REPLAYSSM_GDN, INVALID, "pool_desc.nheads");
   BAD_MAMBA(family = REPLAYSSM_KDA, INVALID, "pool_desc.nheads");
   BAD_MAMBA(family = 99, UNSUPPORTED, "pool_desc.family");
