@@ -38,7 +38,10 @@ fn address(at: usize) -> Address {
 
 fn ids(from: &replayssm_ids, field: &'static str, n: i64) -> Result<Ids> {
     zero(format!("{field}.reserved"), from.reserved)?;
-    let index = IndexType::from_raw(from.dtype, format!("{field}.dtype"))?;
+    let index = match (n, from.dtype) {
+        (0, 0) => IndexType::I32,
+        (_, raw) => IndexType::from_raw(raw, format!("{field}.dtype"))?,
+    };
     let stride = if from.stride == 0 { 1 } else { from.stride };
     let reach = stride.checked_abs().and_then(|s| s.checked_mul(n.max(1))).and_then(|s| s.checked_mul(8));
     if reach.is_none() {
@@ -71,7 +74,7 @@ fn tensor(from: &replayssm_tensor, field: &'static str, idle: bool) -> Result<Te
             row: from.stride_row,
             token: from.stride_token,
             head: from.stride_head,
-            dtype: Dtype::from_raw(from.dtype, format!("{field}.dtype"))?,
+            dtype: Dtype::F32,
         }),
         None => Err(Error::invalid(field, "absent (data is NULL)", "a tensor")),
     }

@@ -248,7 +248,7 @@ pub struct replayssm_pool_desc {
     pub struct_size: u32,
     /// REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA or REPLAYSSM_CONV1D.
     pub family: replayssm_family,
-    /// Layers, at least 1.
+    /// Layers, 1 to 2^20.
     pub n_layers: i32,
     /// Activation dtype of x, B, C, z or q, k, v. Gates and parameters carry their own.
     pub io: replayssm_dtype,
@@ -260,7 +260,7 @@ pub struct replayssm_pool_desc {
     pub readout: replayssm_readout,
     /// BF16 and F16: 1 rounds stochastically (Philox4x32-10; key: the ring's seed; counter: position, layer, element / 4).
     pub stochastic_rounding: i32,
-    /// Mamba-2: heads.
+    /// Mamba-2: heads, up to 2^20, as all counts of heads, groups and channels.
     pub nheads: i32,
     /// Mamba-2: rows of a head's state, 1 to 256.
     pub headdim: i32,
@@ -330,7 +330,7 @@ pub struct replayssm_lent {
     pub struct_size: u32,
     /// REPLAYSSM_COMPONENT_*, each at most once.
     pub kind: replayssm_component_kind,
-    /// Layer 0 of slot 0, aligned to 16 bytes. Stays the caller's, and must outlive the pool.
+    /// Layer 0 of slot 0, aligned to 16 bytes (tags: 8, here and below). Stays the caller's, and must outlive the pool.
     pub base: *mut c_void,
     /// Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings).
     pub layer_stride_bytes: i64,
@@ -420,7 +420,8 @@ pub struct replayssm_batch {
     pub cu_seqlens: *const i32,
     /// [n_rows], nonzero: fold the row's committed history in this step. NULL: none.
     pub flush: *const u8,
-    /// [n_rows]: the commit skips rows whose ring is of another generation. NULL: it skips none.
+    /// [n_rows]: the commit skips rows whose ring is of another generation; steps and extends run them all the same. NULL: it skips
+    /// none.
     pub generation: *const u32,
 }
 
@@ -566,7 +567,7 @@ pub struct replayssm_reset_args {
     pub convert: i32,
     /// Zero.
     pub reserved: u32,
-    /// Tokens already in the state, 0 to 2^60. NULL: 0.
+    /// Tokens already in the state, 0 to 2^60, where positions end: a commit beyond sets FAULT_POSITION and moves nothing. NULL: 0.
     pub position: *const i64,
     /// Generation of the ring from now on. NULL: one more than before.
     pub generation: *const u32,
@@ -588,7 +589,7 @@ pub struct replayssm_state {
     pub layer: i32,
     /// Element 0, in the context's memory.
     pub data: *mut c_void,
-    /// Elements from entry to entry; 0 = dense, here and below.
+    /// Elements from entry to entry; 0 = dense, here and below: [entry, layer, head, row, column], layers only with layer -1.
     pub stride_entry: i64,
     /// Elements from layer to layer.
     pub stride_layer: i64,

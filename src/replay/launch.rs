@@ -222,6 +222,11 @@ impl Batch {
         Ok(self)
     }
 
+    /// Whether there is no token for sure, so that nothing is read and tensors may be absent.
+    pub fn is_empty(&self) -> bool {
+        self.n_rows == 0 || self.n_tokens == 0
+    }
+
     /// Extents of the row and token axes of this batch's tensors.
     fn extents(&self) -> (i64, i64) {
         match self.tokens {

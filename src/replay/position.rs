@@ -57,10 +57,10 @@ impl Rule {
         position.rem_euclid(self.rows())
     }
 
-    /// Whether a tile's tag can be trusted at this position: `position - W - keep <= tag <= position`.
+    /// Whether a tile's tag can be trusted at this position: `max(0, position - W - keep) <= tag <= position`.
     #[inline(always)]
     pub fn tag_is_valid(&self, position: i64, tag: i64) -> bool {
-        (0..=MAX_POSITION).contains(&position) && tag <= position && tag >= position - self.window - self.keep
+        (0..=MAX_POSITION).contains(&position) && tag <= position && tag >= (position - self.window - self.keep).max(0)
     }
 
     /// Whether the tag of a convolution's window can be trusted: every step leaves it within `keep + T_max` of the position.

@@ -323,6 +323,9 @@ impl Layers {
     pub fn mamba2(&self, layer: i64, mode: Mode, batch: Batch, args: &Mamba2Args, exec: &Exec) -> Result<()> {
         self.check_layer(layer)?;
         let batch = self.check_batch(batch, mode)?;
+        if batch.is_empty() {
+            return Ok(());
+        }
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
@@ -333,6 +336,9 @@ impl Layers {
     pub fn delta(&self, layer: i64, mode: Mode, batch: Batch, args: &DeltaArgs, exec: &Exec) -> Result<()> {
         self.check_layer(layer)?;
         let batch = self.check_batch(batch, mode)?;
+        if batch.is_empty() {
+            return Ok(());
+        }
         args.check(&self.view.config, &batch)?;
         let args = &args.with_default_scale(&self.view.config);
         let backend = self.slots.backend();
@@ -344,6 +350,9 @@ impl Layers {
     pub fn conv1d(&self, layer: i64, mode: Mode, batch: Batch, args: &ConvArgs, exec: &Exec) -> Result<()> {
         self.check_layer(layer)?;
         let batch = self.check_batch(batch, mode)?;
+        if batch.is_empty() {
+            return Ok(());
+        }
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;

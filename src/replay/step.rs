@@ -6,7 +6,7 @@
 #![allow(clippy::needless_range_loop, reason = "index loops over equal lengths are what the compiler vectorises")]
 
 use super::config::{MAX_DIM, TILE_ROWS};
-use super::numerics::{CLASSES, Decay, decay, reduce};
+use super::numerics::{CLASSES, Decay, decay, from_bf16, reduce, split};
 
 /// What happens to a tile's columns in front of a token.
 #[allow(clippy::large_enum_variant, reason = "lives on the stack for one token")]
@@ -76,6 +76,14 @@ impl Tile {
     pub fn reshape(&mut self, rows: usize) {
         debug_assert!(rows <= TILE_ROWS);
         self.rows = rows;
+    }
+
+    /// Replaces every element by its high plane.
+    #[inline(always)]
+    pub fn to_high(&mut self) {
+        for value in &mut self.values[..self.rows * self.padded] {
+            *value = from_bf16(split(*value).0);
+        }
     }
 
     /// Rows in use.

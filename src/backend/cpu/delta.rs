@@ -477,7 +477,8 @@ impl<'a> Kernel<'a> {
             self.gates(at, t, &mut g);
             self.values(at, t, rows.clone(), &mut v);
             let u = state.delta(&at.state.decays(&g), &k, self.beta(at, t), &v);
-            let o = state.dot(&q).map(|o| self.args.scale * o);
+            let mut o = state.dot(&q);
+            vector::scale(&mut o, self.args.scale);
             self.write_out(&at.span, t, head, rows.clone(), &o);
             if self.keeps_u() && kept.contains(&t) {
                 at.state.write_u(at.position + t, rows.clone(), &u, tally);
@@ -572,10 +573,7 @@ impl<'a> Kernel<'a> {
         self.key(&self.args.k, at, t, k);
         self.key(&self.args.q, at, t, q);
         let n = padded(self.dims.k);
-        let product = |a: &Columns, b: &Columns| match (a.0.get(..n), b.0.get(..n)) {
-            (Some(a), Some(b)) => dot(a, b),
-            _ => 0.0,
-        };
+        let (Some(this_k), Some(this_q)) = (k.0.get(..n), q.0.get(..n)) else { return };
         let (mut earlier, mut g, mut elapsed) = (Columns::zero(), Columns::zero(), Columns::zero());
         for p in (tag..=at.position + t).rev() {
             let own = p - at.position;
@@ -595,11 +593,10 @@ impl<'a> Kernel<'a> {
                 exp(elapsed.0.first().copied().unwrap_or(0.0))
             };
             let index = (p - tag) as usize;
-            if let Some(slot) = with_k.get_mut(index) {
-                *slot = factor * product(&earlier, k);
-            }
-            if let Some(slot) = with_q.get_mut(index) {
-                *slot = factor * product(&earlier, q);
+            let Some(that) = earlier.0.get(..n) else { return };
+            if let (Some(with_k), Some(with_q)) = (with_k.get_mut(index), with_q.get_mut(index)) {
+                *with_k = factor * dot(that, this_k);
+                *with_q = factor * dot(that, this_q);
             }
             if let Some(g) = g.0.get(..self.dims.gates()) {
                 vector::add(&mut elapsed.0, g);

@@ -11,7 +11,7 @@ use super::isa::dispatch;
 use super::mamba2;
 use super::raw;
 use super::rows::{Row, check_list, entry, position, resolve, skipped};
-use super::tiles::Checkpoint;
+use super::tiles::{Checkpoint, MAX_HISTORY};
 use crate::error::{Error, Result};
 use crate::replay::config::{ConvDims, Family, Format, TILE_ROWS};
 use crate::replay::launch::{
@@ -56,6 +56,10 @@ pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: 
             None => span.len,
         };
         let position = cursor.position.load(Relaxed) + count;
+        if position > MAX_POSITION {
+            counters.fault(fault::POSITION, Place { id: ring, row, pool: -1, layer: -1 });
+            continue;
+        }
         cursor.position.store(position, Relaxed);
         if batch.extend {
             cursor.flush_before.store(slots.rule.flush_before(position, ring), Relaxed);
@@ -370,7 +374,13 @@ fn export_unit(job: &Export<'_>, i: i64, index: i64, unit: usize) {
         Family::Mamba2(dims) => {
             let Some(layout) = StateLayout::of(&pool.config) else { return };
             let state = mamba2::HeadState::new(slots, pool, dims, &layout, layer, slot, ring, unit);
-            let replay = |tile, range, values: &mut Tile, tally: &mut Tally| state.replay(tile, range, values, tally);
+            let mut cache = mamba2::GroupCache::new();
+            let mut gates = [(0f32, 0f32); MAX_HISTORY];
+            let replay = |tile, range: Range<i64>, values: &mut Tile, tally: &mut Tally| {
+                cache.begin(i, 0, range.start);
+                state.load_gates(range.clone(), &mut gates, tally);
+                state.replay(tile, range.start, range, &gates, values, &mut cache, tally);
+            };
             export_head(job, &state.checkpoint, i, index, at, committed, not_held, replay);
         }
         Family::Delta(dims) => {
@@ -394,7 +404,7 @@ fn export_head(
     at: i64,
     committed: i64,
     not_held: impl Fn(),
-    replay: impl Fn(usize, Range<i64>, &mut Tile, &mut Tally),
+    mut replay: impl FnMut(usize, Range<i64>, &mut Tile, &mut Tally),
 ) {
     let dims = checkpoint.layout.dims;
     let tags = checkpoint.valid_tags(job.slots, committed);

@@ -27,9 +27,6 @@ use crate::replay::position::StepView;
 use crate::replay::step::{Columns, Tile, dot, padded};
 use crate::replay::vector;
 
-/// Tokens for which the parallel readout loads a checkpoint tile once.
-const TOKEN_BLOCK: usize = 8;
-
 /// One layer's memory of one slot and ring, of one head.
 #[derive(Clone, Copy)]
 pub(super) struct HeadState<'a> {
@@ -83,15 +80,17 @@ impl<'a> HeadState<'a> {
         self.slots.rule.row(position) as usize
     }
 
-    /// dt and g of the record of token `position`.
+    /// dt and g of the records `[from, to)`, oldest first.
     #[inline(always)]
-    fn record_gates(&self, position: i64, tally: &mut Tally) -> (f32, f32) {
-        tally.ring_read += 8;
-        let mut pair = [0f32; 2];
-        // SAFETY: a record of this head in the ring.
-        unsafe { raw::load(self.dt.at(self.head(), self.row(position)), Dtype::F32, &mut pair) };
-        let [dt, g] = pair;
-        (dt, g)
+    pub(super) fn load_gates(&self, records: Range<i64>, into: &mut Gates, tally: &mut Tally) {
+        for (p, gates) in records.zip(into.iter_mut()) {
+            tally.ring_read += 8;
+            let mut pair = [0f32; 2];
+            // SAFETY: a record of this head in the ring.
+            unsafe { raw::load(self.dt.at(self.head(), self.row(p)), Dtype::F32, &mut pair) };
+            let [dt, g] = pair;
+            *gates = (dt, g);
+        }
     }
 
     /// B of the record of token `position`.
@@ -115,18 +114,107 @@ impl<'a> HeadState<'a> {
         }
     }
 
-    /// Replays records on a tile.
+    /// Replays records on a tile whose history begins at `tag`; `gates` are those of the records from there on.
+    #[allow(clippy::too_many_arguments, reason = "a tile, its records and what was decoded of them")]
     #[inline(always)]
-    pub(super) fn replay(&self, tile: usize, range: Range<i64>, state: &mut Tile, tally: &mut Tally) {
-        let mut b = Columns::zero();
+    pub(super) fn replay(
+        &self,
+        tile: usize,
+        tag: i64,
+        range: Range<i64>,
+        gates: &Gates,
+        state: &mut Tile,
+        cache: &mut GroupCache,
+        tally: &mut Tally,
+    ) {
         let mut x = [0f32; TILE_ROWS];
         for p in range {
-            let (dt, g) = self.record_gates(p, tally);
-            self.record_b(p, &mut b, tally);
+            let (dt, g) = gates.get((p - tag) as usize).copied().unwrap_or((0.0, 0.0));
             self.record_x(p, self.checkpoint.rows(tile), &mut x, tally);
-            state.update(Decay::new(g), &x.map(|x| dt * x), &b);
+            let b = cache.record(self, tag, p, tally);
+            state.update(Decay::new(g), &x.map(|x| dt * x), b);
         }
     }
+}
+
+/// dt and g of records or tokens.
+pub(super) type Gates = [(f32, f32); MAX_HISTORY];
+
+/// Records and tokens whose B (and C) a group's heads share are decoded once: the first of a history, and of a step.
+const CACHED_RECORDS: usize = 16;
+const CACHED_TOKENS: usize = 8;
+
+/// What the heads of one group of one row share. Filled as it is needed.
+pub(super) struct GroupCache {
+    /// Row (or list entry), group and first record.
+    key: Option<(i64, usize, i64)>,
+    records: usize,
+    tokens: usize,
+    products: bool,
+    b: [Columns; CACHED_RECORDS],
+    own_b: [Columns; CACHED_TOKENS],
+    own_c: [Columns; CACHED_TOKENS],
+    /// B . C of each token with the records, then with the tokens up to it.
+    with_records: [[f32; CACHED_RECORDS]; CACHED_TOKENS],
+    with_tokens: [[f32; CACHED_TOKENS]; CACHED_TOKENS],
+    spare: Columns,
+}
+
+impl GroupCache {
+    pub(super) fn new() -> Self {
+        GroupCache {
+            key: None,
+            records: 0,
+            tokens: 0,
+            products: false,
+            b: std::array::from_fn(|_| Columns::zero()),
+            own_b: std::array::from_fn(|_| Columns::zero()),
+            own_c: std::array::from_fn(|_| Columns::zero()),
+            with_records: [[0.0; CACHED_RECORDS]; CACHED_TOKENS],
+            with_tokens: [[0.0; CACHED_TOKENS]; CACHED_TOKENS],
+            spare: Columns::zero(),
+        }
+    }
+
+    /// Forgets everything unless it is for this row, group and first record.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, row: i64, group: usize, tag: i64) {
+        if self.key != Some((row, group, tag)) {
+            self.key = Some((row, group, tag));
+            (self.records, self.tokens, self.products) = (0, 0, false);
+        }
+    }
+
+    /// B of the record of token `p`.
+    #[inline(always)]
+    fn record(&mut self, state: &HeadState<'_>, tag: i64, p: i64, tally: &mut Tally) -> &Columns {
+        let index = (p - tag) as usize;
+        while self.records <= index && self.records < CACHED_RECORDS {
+            if let Some(b) = self.b.get_mut(self.records) {
+                state.record_b(tag + self.records as i64, b, tally);
+            }
+            self.records += 1;
+        }
+        match self.b.get(index) {
+            Some(b) => b,
+            None => {
+                state.record_b(p, &mut self.spare, tally);
+                &self.spare
+            }
+        }
+    }
+}
+
+/// What a thread needs while it goes through work items; made once for many of them.
+struct Scratch {
+    tally: Tally,
+    cache: GroupCache,
+    tile: Tile,
+    /// Of the history, then of a step's first tokens.
+    gates: Gates,
+    own: [(f32, f32); MAX_PARALLEL],
+    y: [[f32; MAX_DIM as usize]; CACHED_TOKENS],
+    x: [f32; MAX_DIM as usize],
 }
 
 struct Kernel<'a> {
@@ -156,31 +244,41 @@ pub(super) fn run(
     let kernel = &Kernel { slots, pool, dims, layout, layer, mode, batch, args };
     let by_group = batch.keep_tail > 0;
     let per_row = if by_group { dims.ngroups } else { dims.nheads } as i64;
-    cpu.for_each(exec, batch.n_rows * per_row, |item| {
-        let (row, unit) = (item / per_row, (item % per_row) as usize);
-        dispatch!(cpu.isa, work(kernel: &Kernel<'_>, row: i64, unit: usize));
+    let bytes = layout.head_bytes() as i64 * dims.nheads as i64 / per_row;
+    cpu.for_ranges(exec, batch.n_rows * per_row, bytes, |items| {
+        dispatch!(cpu.isa, work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>));
     });
 }
 
 #[inline(always)]
-fn work(kernel: &Kernel<'_>, row: i64, unit: usize) {
-    let mut tally = Tally::default();
-    if kernel.batch.keep_tail > 0 {
+fn work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>) {
+    let mut scratch = Scratch {
+        tally: Tally::default(),
+        cache: GroupCache::new(),
+        tile: Tile::zero(TILE_ROWS, kernel.dims.dstate),
+        gates: [(0.0, 0.0); MAX_HISTORY],
+        own: [(0.0, 0.0); MAX_PARALLEL],
+        y: [[0.0; MAX_DIM as usize]; CACHED_TOKENS],
+        x: [0.0; MAX_DIM as usize],
+    };
+    for item in items {
+        let (row, unit) = (item / per_row, (item % per_row) as usize);
+        if kernel.batch.keep_tail == 0 {
+            kernel.head(row, unit, &mut scratch);
+            continue;
+        }
         let per_group = kernel.dims.heads_per_group();
         let mut any = None;
         for head in unit * per_group..(unit + 1) * per_group {
-            any = kernel.head(row, head, &mut tally).or(any);
+            any = kernel.head(row, head, &mut scratch).or(any);
         }
         if let Some(at) = any {
-            let head = unit * per_group;
             for t in kernel.tail_of(&at) {
-                kernel.write_b(&at.state_of(head), &at, t, &mut tally);
+                kernel.write_b(&at.state, &at, t, &mut scratch.tally);
             }
         }
-    } else {
-        kernel.head(row, unit, &mut tally);
     }
-    Counters::of(kernel.slots).add(&tally);
+    Counters::of(kernel.slots).add(&scratch.tally);
 }
 
 /// A live row as one head's work sees it.
@@ -189,12 +287,6 @@ struct Live<'a> {
     span: Span,
     position: i64,
     state: HeadState<'a>,
-}
-
-impl<'a> Live<'a> {
-    fn state_of(&self, head: usize) -> HeadState<'a> {
-        HeadState { checkpoint: self.state.checkpoint.on_head(head), ..self.state }
-    }
 }
 
 impl<'a> Kernel<'a> {
@@ -243,36 +335,40 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// `y = fma(D, x, y)`, the gate, and the store.
+    /// `y = fma(D, x, y)`, the gate, and the store; 32 rows at a time.
     #[inline(always)]
     fn finish(&self, span: &Span, t: i64, head: usize, rows: Range<usize>, y: &mut [f32]) {
+        const CHUNK: usize = 32;
         let args = self.args;
-        let n = rows.len();
-        let mut buffer = [0f32; MAX_DIM as usize];
-        if let Some(skip) = &args.d_skip {
-            let mut x = [0f32; MAX_DIM as usize];
-            self.channels(&args.x, span, t, head, rows.clone(), &mut x);
-            if args.d_per_element {
-                let at = skip.at(0, 0, head as i64).offset((rows.start * skip.dtype.size()) as i64);
-                if let Some(target) = buffer.get_mut(..n) {
-                    // SAFETY: a part of the caller's D [H, D].
-                    unsafe { raw::load(at, skip.dtype, target) };
+        for (i, y) in y.chunks_mut(CHUNK).enumerate() {
+            let first = rows.start + i * CHUNK;
+            let rows = first..(first + y.len()).min(rows.end);
+            if let Some(skip) = &args.d_skip {
+                let (mut x, mut d) = ([0f32; CHUNK], [0f32; CHUNK]);
+                self.channels(&args.x, span, t, head, rows.clone(), &mut x);
+                if args.d_per_element {
+                    let at = skip.at(0, 0, head as i64).offset((rows.start * skip.dtype.size()) as i64);
+                    if let Some(target) = d.get_mut(..rows.len()) {
+                        // SAFETY: a part of the caller's D [H, D].
+                        unsafe { raw::load(at, skip.dtype, target) };
+                    }
+                } else {
+                    // SAFETY: an element of the caller's D [H].
+                    d.fill(unsafe { raw::load_one(skip.at(0, 0, head as i64), skip.dtype) });
                 }
-            } else {
-                // SAFETY: an element of the caller's D [H].
-                buffer.fill(unsafe { raw::load_one(skip.at(0, 0, head as i64), skip.dtype) });
+                for ((y, &x), &d) in y.iter_mut().zip(&x).zip(&d) {
+                    *y = d.mul_add(x, *y);
+                }
             }
-            for ((y, &x), &d) in y.iter_mut().zip(&x).zip(&buffer).take(n) {
-                *y = d.mul_add(x, *y);
+            if let Some(z) = &args.z {
+                let mut gate = [0f32; CHUNK];
+                self.channels(z, span, t, head, rows.clone(), &mut gate);
+                for (y, &z) in y.iter_mut().zip(&gate) {
+                    *y *= silu(z);
+                }
             }
+            self.write_out(span, t, head, rows, y);
         }
-        if let Some(z) = &args.z {
-            self.channels(z, span, t, head, rows.clone(), &mut buffer);
-            for (y, &z) in y.iter_mut().zip(&buffer).take(n) {
-                *y *= silu(z);
-            }
-        }
-        self.write_out(span, t, head, rows, y);
     }
 
     #[inline(always)]
@@ -295,10 +391,9 @@ impl<'a> Kernel<'a> {
 
     /// Records dt, g and x of input token `t`.
     #[inline(always)]
-    fn write_record(&self, at: &Live<'_>, t: i64, tally: &mut Tally) {
+    fn write_record(&self, at: &Live<'_>, t: i64, (dt, g): (f32, f32), tally: &mut Tally) {
         let (state, head) = (&at.state, at.state.head());
         let row = self.slots.rule.row(at.position + t) as usize;
-        let (dt, g) = self.gates(&at.span, t, head);
         // SAFETY: a record of this head in the ring, in a row that holds no history.
         unsafe { raw::store(state.dt.at(head, row), Dtype::F32, &[dt, g]) };
         let from = at.span.at(&self.args.x, t, head as i64);
@@ -319,7 +414,7 @@ impl<'a> Kernel<'a> {
 
     /// Everything that one head of one row does. None if the row was null, empty or faulty.
     #[inline(always)]
-    fn head(&self, row: i64, head: usize, tally: &mut Tally) -> Option<Live<'_>> {
+    fn head(&self, row: i64, head: usize, scratch: &mut Scratch) -> Option<Live<'_>> {
         let (slots, batch) = (self.slots, self.batch);
         let (span, slot, ring) = match resolve(slots, batch, row, self.pool.index, self.layer, head == 0) {
             Row::Null(span) => {
@@ -336,184 +431,282 @@ impl<'a> Kernel<'a> {
         let position = position(slots, ring);
         let state = HeadState::new(slots, self.pool, self.dims, &self.layout, self.layer, slot, ring, head);
         let at = Live { span, position, state };
-        let Some(mut tags) = state.checkpoint.valid_tags(slots, position) else {
+        let Some(tags) = state.checkpoint.valid_tags(slots, position) else {
             let place = Place { id: slot, row, pool: self.pool.index, layer: self.layer };
             Counters::of(slots).fault(fault::POSITION, place);
             self.zero_outputs(&span, head);
             return None;
         };
-        let tags = tags.get_mut(..self.layout.dims.tiles())?;
-        match self.mode {
-            Mode::Extend => {
-                let stop = position + self.tail_of(&at).start;
-                for (tile, tag) in tags.iter().enumerate() {
-                    self.serial(&at, tile, *tag, stop, tally);
+        let tags = tags.get(..self.layout.dims.tiles())?;
+        for (t, own) in (0..span.len).zip(&mut scratch.own) {
+            *own = self.gates(&span, t, head);
+        }
+        // All tiles of a head stand at one position, unless a fold was cut short; each run of equals is worked on as one.
+        let mut first = 0;
+        for run in tags.chunk_by(|a, b| a == b) {
+            let tiles = first..first + run.len();
+            first = tiles.end;
+            let Some(&tag) = run.first() else { continue };
+            scratch.cache.begin(row, state.group(), tag);
+            state.load_gates(tag..position, &mut scratch.gates, &mut scratch.tally);
+            match self.mode {
+                Mode::Extend => {
+                    let stop = position + self.tail_of(&at).start;
+                    for tile in tiles {
+                        self.serial(&at, tile, tag, stop, scratch);
+                    }
                 }
-                for t in self.tail_of(&at) {
-                    self.write_record(&at, t, tally);
+                Mode::Step => {
+                    // SAFETY: ring ids are checked by `resolve`.
+                    let flush_before = unsafe { raw::cursor(slots.cursors, ring) }.flush_before.load(Relaxed);
+                    let flush = flush_mask(batch, row);
+                    let folds = slots.rule.folds(StepView { position, tag, tokens: span.len, flush_before, flush });
+                    if folds > 0 {
+                        scratch.tally.flushes += tiles.len() as u64;
+                    }
+                    if self.pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL as i64 {
+                        for tile in tiles {
+                            self.serial(&at, tile, tag, tag + folds, scratch);
+                        }
+                    } else {
+                        self.parallel(&at, tiles, tag, folds, scratch);
+                    }
                 }
             }
-            Mode::Step => {
-                for t in 0..span.len {
-                    self.write_record(&at, t, tally);
-                    if head.is_multiple_of(self.dims.heads_per_group()) {
-                        self.write_b(&state, &at, t, tally);
-                    }
-                }
-                // SAFETY: ring ids are checked by `resolve`.
-                let flush_before = unsafe { raw::cursor(slots.cursors, ring) }.flush_before.load(Relaxed);
-                let flush = flush_mask(batch, row);
-                let serial = self.pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL as i64;
-                for (tile, tag) in tags.iter_mut().enumerate() {
-                    let folds =
-                        slots.rule.folds(StepView { position, tag: *tag, tokens: span.len, flush_before, flush });
-                    tally.flushes += u64::from(folds > 0);
-                    if serial {
-                        self.serial(&at, tile, *tag, *tag + folds, tally);
-                    } else if folds > 0 {
-                        self.fold(&at, tile, *tag, folds, tally);
-                    }
-                    *tag += folds;
-                }
-                if !serial {
-                    self.parallel(&at, tags, tally);
-                }
+        }
+        let recorded = match self.mode {
+            Mode::Extend => self.tail_of(&at),
+            Mode::Step => 0..span.len,
+        };
+        let writes_b = self.mode == Mode::Step && head.is_multiple_of(self.dims.heads_per_group());
+        for t in recorded {
+            self.write_record(&at, t, self.own_gates(&at, t, scratch), &mut scratch.tally);
+            if writes_b {
+                self.write_b(&state, &at, t, &mut scratch.tally);
             }
         }
         Some(at)
     }
 
-    /// Folds the first `folds` records of a tile's history.
+    /// dt and g of an input token.
     #[inline(always)]
-    fn fold(&self, at: &Live<'_>, tile: usize, tag: i64, folds: i64, tally: &mut Tally) {
-        let checkpoint = &at.state.checkpoint;
-        let mut state = Tile::zero(checkpoint.rows(tile).len(), self.dims.dstate);
-        checkpoint.load(tile, &mut state, tally);
-        at.state.replay(tile, tag..tag + folds, &mut state, tally);
-        checkpoint.store(tile, &mut state, tag + folds, tally);
+    fn own_gates(&self, at: &Live<'_>, t: i64, scratch: &Scratch) -> (f32, f32) {
+        match scratch.own.get(t as usize) {
+            Some(&gates) => gates,
+            None => self.gates(&at.span, t, at.state.head()),
+        }
+    }
+
+    /// Decodes B and C of the first tokens, once per group.
+    #[inline(always)]
+    fn cache_tokens(&self, at: &Live<'_>, cache: &mut GroupCache) {
+        let n = (at.span.len as usize).min(CACHED_TOKENS);
+        while cache.tokens < n {
+            let (t, head) = (cache.tokens, at.state.head());
+            if let (Some(b), Some(c)) = (cache.own_b.get_mut(t), cache.own_c.get_mut(t)) {
+                self.columns(&self.args.b, &at.span, t as i64, head, b);
+                self.columns(&self.args.c, &at.span, t as i64, head, c);
+            }
+            cache.tokens += 1;
+        }
     }
 
     /// History and tokens one by one, the plain update's outputs; the checkpoint is stored as it stands at `stop`.
     #[inline(always)]
-    fn serial(&self, at: &Live<'_>, tile: usize, tag: i64, stop: i64, tally: &mut Tally) {
+    fn serial(&self, at: &Live<'_>, tile: usize, tag: i64, stop: i64, scratch: &mut Scratch) {
+        self.cache_tokens(at, &mut scratch.cache);
+        let Scratch { tally, cache, tile: state, gates, own, .. } = scratch;
         let (checkpoint, head) = (&at.state.checkpoint, at.state.head());
         let rows = checkpoint.rows(tile);
-        let mut state = Tile::zero(rows.len(), self.dims.dstate);
-        checkpoint.load(tile, &mut state, tally);
+        checkpoint.load(tile, state, tally);
         let committed = stop.min(at.position);
-        at.state.replay(tile, tag..committed, &mut state, tally);
+        at.state.replay(tile, tag, tag..committed, gates, state, cache, tally);
         if stop <= at.position {
             if stop > tag {
-                checkpoint.store(tile, &mut state, stop, tally);
+                checkpoint.store(tile, state, stop, tally);
             }
-            at.state.replay(tile, committed..at.position, &mut state, tally);
+            at.state.replay(tile, tag, committed..at.position, gates, state, cache, tally);
         }
         let (mut b, mut c) = (Columns::zero(), Columns::zero());
         let mut x = [0f32; TILE_ROWS];
         for t in 0..at.span.len {
-            let (dt, g) = self.gates(&at.span, t, head);
-            self.columns(&self.args.b, &at.span, t, head, &mut b);
-            self.columns(&self.args.c, &at.span, t, head, &mut c);
+            let (dt, g) = match own.get(t as usize) {
+                Some(&gates) => gates,
+                None => self.gates(&at.span, t, head),
+            };
             self.channels(&self.args.x, &at.span, t, head, rows.clone(), &mut x);
-            let mut y = state.update_dot(Decay::new(g), &x.map(|x| dt * x), &b, &c);
-            self.finish(&at.span, t, head, rows.clone(), &mut y);
+            let xd = x.map(|x| dt * x);
+            let mut y = match (cache.own_b.get(t as usize), cache.own_c.get(t as usize)) {
+                (Some(b), Some(c)) => state.update_dot(Decay::new(g), &xd, b, c),
+                _ => {
+                    self.columns(&self.args.b, &at.span, t, head, &mut b);
+                    self.columns(&self.args.c, &at.span, t, head, &mut c);
+                    state.update_dot(Decay::new(g), &xd, &b, &c)
+                }
+            };
+            if let Some(y) = y.get_mut(..rows.len()) {
+                self.finish(&at.span, t, head, rows.clone(), y);
+            }
             if at.position + t + 1 == stop {
-                checkpoint.store(tile, &mut state, stop, tally);
+                checkpoint.store(tile, state, stop, tally);
             }
         }
     }
 
-    /// The parallel form over runs of tiles that stand at one position.
+    /// The parallel form for tiles that stand at `tag`, of which the first `folds` records are folded on the way.
     #[inline(always)]
-    fn parallel(&self, at: &Live<'_>, tags: &[i64], tally: &mut Tally) {
-        let mut first = 0;
-        for run in tags.chunk_by(|a, b| a == b) {
-            if let Some(&tag) = run.first() {
-                self.parallel_run(at, first..first + run.len(), tag, tally);
-            }
-            first += run.len();
-        }
-    }
-
-    #[inline(always)]
-    fn parallel_run(&self, at: &Live<'_>, tiles: Range<usize>, tag: i64, tally: &mut Tally) {
+    fn parallel(&self, at: &Live<'_>, tiles: Range<usize>, tag: i64, folds: i64, scratch: &mut Scratch) {
+        self.cache_tokens(at, &mut scratch.cache);
+        let Scratch { tally, cache, tile: tile_state, gates, own, y: all_y, x } = scratch;
         let (state, head) = (&at.state, at.state.head());
         let checkpoint = &state.checkpoint;
         let rows = checkpoint.rows(tiles.start).start..checkpoint.rows(tiles.end - 1).end;
-        // Gates of the history with, for each record, the log decay from it to the committed position.
-        let mut old = [(0f32, 0f32); MAX_HISTORY];
-        let history = (at.position - tag) as usize;
-        let mut since = 0f32;
-        for (j, gates) in old.iter_mut().enumerate().take(history).rev() {
-            let (dt, g) = state.record_gates(tag + j as i64, tally);
-            *gates = (dt, since);
-            since += g;
-        }
-        let mut own = [(0f32, 0f32); MAX_PARALLEL];
-        for (t, gates) in own.iter_mut().enumerate().take(at.span.len as usize) {
-            *gates = self.gates(&at.span, t as i64, head);
-        }
-        let (mut b, mut x) = (Columns::zero(), [0f32; MAX_DIM as usize]);
-        let mut tile_state = Tile::zero(TILE_ROWS, self.dims.dstate);
-        let mut elapsed = 0f32;
-        let mut block = 0i64;
-        while block < at.span.len {
-            let tokens = (at.span.len - block).min(TOKEN_BLOCK as i64) as usize;
-            let mut c: [Columns; TOKEN_BLOCK] = std::array::from_fn(|_| Columns::zero());
-            for (t, c) in c.iter_mut().enumerate().take(tokens) {
-                self.columns(&self.args.c, &at.span, block + t as i64, head, c);
+        let high = self.pool.config.readout == Readout::High;
+        let history = folds as usize..(at.position - tag) as usize;
+        self.cache_products(at, tag, history.end, cache, tally);
+        // For each record, the log decay from it to the committed position; then for all of the history.
+        let mut since = [0f32; MAX_HISTORY];
+        let mut whole = 0f32;
+        for j in history.clone().rev() {
+            if let (Some(since), Some((_, g))) = (since.get_mut(j), gates.get(j)) {
+                *since = whole;
+                whole += g;
             }
+        }
+        let mut before = 0f32;
+        let mut block = 0usize;
+        while block < at.span.len as usize {
+            let tokens = (at.span.len as usize - block).min(CACHED_TOKENS);
             // Checkpoint terms.
-            let mut y = [[0f32; MAX_DIM as usize]; TOKEN_BLOCK];
             for tile in tiles.clone() {
-                match self.pool.config.readout {
-                    Readout::High => checkpoint.load_high(tile, &mut tile_state, tally),
-                    _ => checkpoint.load(tile, &mut tile_state, tally),
+                if block == 0 && folds > 0 {
+                    checkpoint.load(tile, tile_state, tally);
+                    state.replay(tile, tag, tag..tag + folds, gates, tile_state, cache, tally);
+                    checkpoint.store(tile, tile_state, tag + folds, tally);
+                    if high {
+                        tile_state.to_high();
+                    }
+                } else if high {
+                    checkpoint.load_high(tile, tile_state, tally);
+                } else {
+                    checkpoint.load(tile, tile_state, tally);
                 }
                 let offset = checkpoint.rows(tile).start - rows.start;
-                for (c, y) in c.iter().zip(&mut y).take(tokens) {
+                for (i, y) in all_y.iter_mut().enumerate().take(tokens) {
+                    // No closures around heavy work: they may be compiled out of line, for the baseline.
+                    let c = match cache.own_c.get(i) {
+                        Some(c) if block == 0 => c,
+                        _ => {
+                            self.columns(&self.args.c, &at.span, (block + i) as i64, head, &mut cache.spare);
+                            &cache.spare
+                        }
+                    };
                     let dots = tile_state.dot(c);
                     for (y, &d) in y.iter_mut().skip(offset).zip(&dots).take(tile_state.rows()) {
                         *y = d;
                     }
                 }
             }
-            for ((i, c), y) in c.iter().enumerate().zip(&mut y).take(tokens) {
-                let t = block as usize + i;
-                elapsed += own.get(t).map_or(0.0, |(_, g)| *g);
-                let from_checkpoint = exp(since + elapsed);
-                let y = &mut y[..];
-                let Some(y) = y.get_mut(..rows.len()) else { return };
-                vector::scale(y, from_checkpoint);
-                // History, oldest first.
-                for (j, &(dt, since)) in old.iter().enumerate().take(history) {
-                    let p = tag + j as i64;
-                    state.record_b(p, &mut b, tally);
-                    state.record_x(p, rows.clone(), &mut x, tally);
-                    let w = dt * exp(since + elapsed) * self.product(&b, c);
-                    vector::axpy(y, w, &x);
+            // Log decay from the committed position up to and including each token.
+            let mut elapsed = [0f32; CACHED_TOKENS];
+            for (i, (y, elapsed)) in all_y.iter_mut().zip(&mut elapsed).enumerate().take(tokens) {
+                before += own.get(block + i).map_or(0.0, |(_, g)| *g);
+                *elapsed = before;
+                if let Some(y) = y.get_mut(..rows.len()) {
+                    vector::scale(y, exp(whole + before));
                 }
+            }
+            // History, oldest first; each x is read once for all tokens.
+            for j in history.clone() {
+                let (Some((dt, _)), Some(since)) = (gates.get(j), since.get(j)) else { return };
+                state.record_x(tag + j as i64, rows.clone(), x, tally);
+                for (i, (y, elapsed)) in all_y.iter_mut().zip(&elapsed).enumerate().take(tokens) {
+                    let product = self.product(at, tag, block + i, Earlier::Record(j), cache, tally);
+                    if let Some(y) = y.get_mut(..rows.len()) {
+                        vector::axpy(y, dt * exp(since + elapsed) * product, x);
+                    }
+                }
+            }
+            for (i, y) in all_y.iter_mut().enumerate().take(tokens) {
+                let t = block + i;
+                let Some(y) = y.get_mut(..rows.len()) else { return };
                 // The step's own tokens, newest first.
                 let mut between = 0f32;
                 for (s, &(dt, g)) in own.iter().enumerate().take(t + 1).rev() {
-                    self.columns(&self.args.b, &at.span, s as i64, head, &mut b);
-                    self.channels(&self.args.x, &at.span, s as i64, head, rows.clone(), &mut x);
-                    let w = dt * exp(between) * self.product(&b, c);
-                    vector::axpy(y, w, &x);
+                    self.channels(&self.args.x, &at.span, s as i64, head, rows.clone(), x);
+                    let product = self.product(at, tag, t, Earlier::Token(s), cache, tally);
+                    vector::axpy(y, dt * exp(between) * product, x);
                     between += g;
                 }
                 self.finish(&at.span, t as i64, head, rows.clone(), y);
             }
-            block += tokens as i64;
+            block += tokens;
         }
     }
 
+    /// B . C of the first tokens with the first records and with one another, once per group.
     #[inline(always)]
-    fn product(&self, b: &Columns, c: &Columns) -> f32 {
+    fn cache_products(&self, at: &Live<'_>, tag: i64, history: usize, cache: &mut GroupCache, tally: &mut Tally) {
+        if cache.products {
+            return;
+        }
+        let n = padded(self.dims.dstate);
+        let cached = history.min(CACHED_RECORDS) as i64;
+        if cached > 0 {
+            cache.record(&at.state, tag, tag + cached - 1, tally);
+        }
+        let GroupCache { b, own_b, own_c, with_records, with_tokens, .. } = cache;
+        for ((t, c), (with_records, with_tokens)) in
+            own_c.iter().enumerate().zip(with_records.iter_mut().zip(with_tokens)).take(at.span.len as usize)
+        {
+            let Some(c) = c.0.get(..n) else { return };
+            for (b, product) in b.iter().zip(with_records).take(history) {
+                let Some(b) = b.0.get(..n) else { return };
+                *product = dot(b, c);
+            }
+            for (b, product) in own_b.iter().zip(with_tokens).take(t + 1) {
+                let Some(b) = b.0.get(..n) else { return };
+                *product = dot(b, c);
+            }
+        }
+        cache.products = true;
+    }
+
+    /// B of an earlier record or token, times C of token `t`.
+    #[inline(always)]
+    fn product(
+        &self,
+        at: &Live<'_>,
+        tag: i64,
+        t: usize,
+        earlier: Earlier,
+        cache: &mut GroupCache,
+        tally: &mut Tally,
+    ) -> f32 {
+        let cached = match earlier {
+            Earlier::Record(j) => cache.with_records.get(t).and_then(|row| row.get(j)),
+            Earlier::Token(s) => cache.with_tokens.get(t).and_then(|row| row.get(s)),
+        };
+        if let Some(&product) = cached {
+            return product;
+        }
+        let (mut b, mut c) = (Columns::zero(), Columns::zero());
+        match earlier {
+            Earlier::Record(j) => at.state.record_b(tag + j as i64, &mut b, tally),
+            Earlier::Token(s) => self.columns(&self.args.b, &at.span, s as i64, at.state.head(), &mut b),
+        }
+        self.columns(&self.args.c, &at.span, t as i64, at.state.head(), &mut c);
         let n = padded(self.dims.dstate);
         match (b.0.get(..n), c.0.get(..n)) {
             (Some(b), Some(c)) => dot(b, c),
             _ => 0.0,
         }
     }
+}
+
+/// What a token's output looks back at.
+#[derive(Clone, Copy)]
+enum Earlier {
+    Record(usize),
+    Token(usize),
 }

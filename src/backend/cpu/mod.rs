@@ -11,6 +11,7 @@ mod rows;
 mod tiles;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::thread::JoinHandle;
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -69,6 +70,9 @@ impl Drop for Threads {
     }
 }
 
+/// Work on less state than this stays on the calling thread: waking another takes about 10 us, in which a core does as much.
+const SHARED_BYTES: i64 = 128 << 10;
+
 /// The CPU backend.
 pub struct Cpu {
     threads: Option<Threads>,
@@ -95,6 +99,29 @@ impl Cpu {
     fn fail_if_asked(&self) {
         if cfg!(feature = "fault-injection") && self.panic_in_items {
             panic!("asked for by the flag of the feature fault-injection");
+        }
+    }
+
+    /// Runs `work` on ranges that together are this call's share: on the pool's threads or, with parts or where the items'
+    /// bytes are few, on the calling thread.
+    fn for_ranges(&self, exec: &Exec, items: i64, bytes: i64, work: impl Fn(Range<i64>) + Sync + Send) {
+        let (begin, end) = exec.share(items);
+        let guarded = |range: Range<i64>| {
+            if !range.is_empty() {
+                let _control = FloatControl::set();
+                self.fail_if_asked();
+                work(range);
+            }
+        };
+        let pool = self.threads.as_ref().and_then(|threads| threads.pool.as_ref());
+        match pool.filter(|_| exec.n_parts == 1 && items.saturating_mul(bytes) >= SHARED_BYTES) {
+            Some(pool) => {
+                // A few ranges per thread even out what differs between them, folds above all.
+                let ranges = (4 * i64::from(self.n_threads)).min(end - begin);
+                let cut = |i: i64| begin + (end - begin) * i / ranges;
+                pool.install(|| (0..ranges).into_par_iter().for_each(|i| guarded(cut(i)..cut(i + 1))));
+            }
+            None => guarded(begin..end),
         }
     }
 

@@ -41,17 +41,31 @@ pub(super) enum Row {
     },
 }
 
-fn within(ids: &Ids, i: i64, null_id: Option<i64>, count: i32, mut bad: impl FnMut(i64)) -> Option<i64> {
-    // SAFETY: i is below the row count, and the caller's array has that many elements.
-    let id = unsafe { raw::id(ids, i) };
-    if id < 0 || Some(id) == null_id {
+/// Slot and ring of entry `i`, or none: silently if one of them is negative or the slot is the null id; after `bad` if one is too large.
+#[inline]
+fn pair(
+    slots: &SlotsView,
+    ids: (&Ids, &Ids),
+    i: i64,
+    null_id: Option<i64>,
+    mut bad: impl FnMut(i64),
+) -> Option<(i64, i64)> {
+    // SAFETY: i is below the row (entry) count, and the caller's arrays have that many elements.
+    let slot = unsafe { raw::id(ids.0, i) };
+    if slot < 0 || Some(slot) == null_id {
         return None;
     }
-    if id >= i64::from(count) {
+    // SAFETY: as above.
+    let ring = unsafe { raw::id(ids.1, i) };
+    if ring < 0 {
+        return None;
+    }
+    let too_large = [(slot, slots.config.n_slots), (ring, slots.config.n_rings)];
+    if let Some((id, _)) = too_large.into_iter().find(|(id, count)| *id >= i64::from(*count)) {
         bad(id);
         return None;
     }
-    Some(id)
+    Some((slot, ring))
 }
 
 /// Reads row `row` of a batch. Faults are recorded if `report` is set, so that only one of a row's work items does.
@@ -79,11 +93,8 @@ pub(super) fn resolve(slots: &SlotsView, batch: &Batch, row: i64, pool: i32, lay
             Span { row: 0, first, len: last - first }
         }
     };
-    let config = &slots.config;
-    let slot = within(&batch.slots, row, batch.null_id, config.n_slots, |id| fault(fault::ID, id));
-    let ring = within(&batch.rings, row, None, config.n_rings, |id| fault(fault::ID, id));
-    match (slot, ring) {
-        (Some(slot), Some(ring)) if fine => Row::Live { span, slot, ring },
+    match pair(slots, (&batch.slots, &batch.rings), row, batch.null_id, |id| fault(fault::ID, id)) {
+        Some((slot, ring)) if fine => Row::Live { span, slot, ring },
         _ => Row::Null(span),
     }
 }
@@ -98,9 +109,7 @@ pub(super) fn flush_mask(batch: &Batch, row: i64) -> bool {
 /// Slot and ring of a list entry; none if it is to be skipped.
 pub(super) fn entry(slots: &SlotsView, list: &List, i: i64, pool: i32) -> Option<(i64, i64)> {
     let bad = |id| Counters::of(slots).fault(fault::ID, Place { id, row: i, pool, layer: -1 });
-    let slot = within(&list.slots, i, None, slots.config.n_slots, bad)?;
-    let ring = within(&list.rings, i, None, slots.config.n_rings, bad)?;
-    Some((slot, ring))
+    pair(slots, (&list.slots, &list.rings), i, None, bad)
 }
 
 /// Whether a list entry is to be skipped.

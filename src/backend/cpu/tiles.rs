@@ -60,11 +60,6 @@ impl<'a> Checkpoint<'a> {
         Checkpoint { stochastic: None, ..self }
     }
 
-    /// The same slot's checkpoint of another head.
-    pub(super) fn on_head(self, head: usize) -> Self {
-        Checkpoint { head, ..self }
-    }
-
     /// Tags of the head's tiles; none if one of them cannot be trusted at this position.
     #[inline(always)]
     pub(super) fn valid_tags(&self, slots: &SlotsView, position: i64) -> Option<[i64; MAX_TILES]> {
