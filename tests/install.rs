@@ -12,10 +12,11 @@ use std::process::Command;
 
 use toolchain::{Language, SONAME, installed, root, scratch, skipped, succeed, system_compiler, text};
 
-/// A child without what `make` and `cargo test` put into the environment.
+/// A child without what `make`, `cargo test` and tests/run.sh put into the environment. RUSTC_BOOTSTRAP would make cargo build
+/// everything anew.
 fn command(program: &str) -> Command {
     let mut command = Command::new(program);
-    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "LD_LIBRARY_PATH", "DESTDIR", "PREFIX"] {
+    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "LD_LIBRARY_PATH", "DESTDIR", "PREFIX", "RUSTC_BOOTSTRAP"] {
         command.env_remove(name);
     }
     command
@@ -29,8 +30,6 @@ fn target_dir() -> PathBuf {
 
 fn make(goal: &str, variables: &[(&str, &Path)]) {
     let mut make = command("make");
-    // tests/run.sh sets it for the test harness; here it would only make cargo build everything anew.
-    make.env_remove("RUSTC_BOOTSTRAP");
     make.arg("--no-print-directory").arg("-C").arg(root()).arg(goal);
     make.arg(format!("CARGO_TARGET={}", target_dir().display()));
     for (name, value) in variables {
