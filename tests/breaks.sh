@@ -52,7 +52,7 @@ broken() {
 
 rm -rf "$copy"
 mkdir -p "$copy"
-cp -r Cargo.toml Cargo.lock build.rs cbindgen.toml rust-toolchain.toml src tests include "$copy"
+cp -r Cargo.toml Cargo.lock build.rs cbindgen.toml rust-toolchain.toml src benches tests include "$copy"
 check=false wanted=
 case ${1:-} in --check) check=true ;; *) wanted=${1:-} ;; esac
 red=0 total=0
