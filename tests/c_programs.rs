@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toolchain::{
-    Compiler, Language, Program, clang, compilers, finish, installed, library, library_folder, root, scratch, skipped, succeed,
-    system_compiler, text,
+    Compiler, Language, Program, clang, compilers, finish, installed, library, library_folder, root, scratch, skipped,
+    succeed, system_compiler, text,
 };
 
 fn source(name: &str) -> PathBuf {

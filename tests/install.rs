@@ -208,7 +208,10 @@ fn another_libdir_with_debug_information_and_without_cargo() {
             ask.env("PKG_CONFIG_PATH", prefix.join(libdir).join("pkgconfig"));
             for (variable, folder) in [("libdir", prefix.join(libdir)), ("includedir", prefix.join("include"))] {
                 let said = text(&succeed(ask.arg(format!("--variable={variable}")).arg("replayssm")));
-                assert_eq!(fs::canonicalize(said.trim()).expect("a folder"), fs::canonicalize(folder).expect("a folder"));
+                assert_eq!(
+                    fs::canonicalize(said.trim()).expect("a folder"),
+                    fs::canonicalize(folder).expect("a folder")
+                );
             }
         }
     }
