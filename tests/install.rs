@@ -204,9 +204,9 @@ fn another_libdir_with_debug_information_and_without_cargo() {
     match missing(&["pkg-config"]) {
         Some(why) => skipped("replayssm.pc in another LIBDIR", &why),
         None => {
-            let mut ask = command("pkg-config");
-            ask.env("PKG_CONFIG_PATH", prefix.join(libdir).join("pkgconfig"));
             for (variable, folder) in [("libdir", prefix.join(libdir)), ("includedir", prefix.join("include"))] {
+                let mut ask = command("pkg-config");
+                ask.env("PKG_CONFIG_PATH", prefix.join(libdir).join("pkgconfig"));
                 let said = text(&succeed(ask.arg(format!("--variable={variable}")).arg("replayssm")));
                 assert_eq!(
                     fs::canonicalize(said.trim()).expect("a folder"),
