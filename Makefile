@@ -8,23 +8,36 @@ CMAKE_VERSION := 3.31.6
 # CMake from the system, or pinned from PyPI into build/.
 CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 
-.PHONY: all lib demo test check header breaks install uninstall clean
+.PHONY: all lib demo demo-quick examples test check header breaks install uninstall clean
 
 all: lib
 
-lib:
-	$(CARGO) build --release --locked
+# The library is a file like any other: nobody needs cargo who has an up-to-date one, as `sudo make install` does.
+CARGO_TARGET ?= $(or $(CARGO_TARGET_DIR),target)
+LIB := $(CARGO_TARGET)/release/libreplayssm.so
+lib: $(LIB)
+$(LIB): Cargo.toml Cargo.lock build.rs rust-toolchain.toml $(shell find src -name '*.rs')
+	$(CARGO) build --release --locked --lib --target-dir '$(CARGO_TARGET)'
+	@touch '$@'
 
 $(BUILD)/venv/bin/cmake:
 	python3 -m venv $(BUILD)/venv
 	$(BUILD)/venv/bin/pip install --quiet --disable-pip-version-check cmake==$(CMAKE_VERSION)
 
-demo: $(filter $(BUILD)/%,$(CMAKE))
-	$(MAKE) --no-print-directory install PREFIX=$(BUILD)/install DESTDIR=
+examples: $(filter $(BUILD)/%,$(CMAKE))
+	$(MAKE) --no-print-directory install PREFIX=$(BUILD)/install DESTDIR= LIBDIR=lib
 	$(CMAKE) -S examples-cpp -B $(BUILD)/examples -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(BUILD)/install
 	$(CMAKE) --build $(BUILD)/examples
 	$(BUILD)/examples/selective_state_update
+
+demo: examples
 	$(BUILD)/examples/demo --model examples-cpp/demo/model
+
+# The same checks in seconds, and that they fail when they should: with a ring row overwritten, texts differ.
+demo-quick: examples
+	$(BUILD)/examples/demo --quick --model examples-cpp/demo/model
+	$(BUILD)/examples/demo --quick --break --model examples-cpp/demo/model >$(BUILD)/broken.txt; test $$? = 1
+	grep 'RESULT demo identical=0' $(BUILD)/broken.txt
 
 header:
 	REPLAYSSM_WRITE_HEADER=1 $(CARGO) test --locked --test header
@@ -42,32 +55,40 @@ breaks:
 	tests/breaks.sh
 
 # ---- Installing: DESTDIR and PREFIX as everywhere; everything installed may be moved as a whole. Linux. ----
+#
+#   LIBDIR   where the library goes below PREFIX: lib, lib64, lib/x86_64-linux-gnu
+#   STRIP    what takes the debug information out of it; 0 leaves it in
 
+LIBDIR ?= lib
+STRIP ?= strip
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1)
 # The soname's rule: 0.MINOR before 1.0, MAJOR after.
 SOVERSION := $(shell echo $(VERSION) | sed -e 's/^\(0\.[0-9]*\)\..*/\1/' -e t -e 's/\..*//')
-CARGO_TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 DEST = $(DESTDIR)$(PREFIX)
+LIBS = $(DEST)/$(LIBDIR)
 DOC = $(DEST)/share/doc/replayssm
 INSTALLED_DOCS := $(wildcard LICENSE-MIT LICENSE-APACHE README.md CHANGELOG.md)
-FILL = sed -e 's/@VERSION@/$(VERSION)/g' -e 's/@SOVERSION@/$(SOVERSION)/g'
+# From LIBDIR back to PREFIX: lib/x86_64-linux-gnu gives ../..
+UP = $(shell echo '$(LIBDIR)' | sed -e 's|[^/][^/]*|..|g')
+FILL = sed -e 's|@VERSION@|$(VERSION)|g' -e 's|@SOVERSION@|$(SOVERSION)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@UP@|$(UP)|g'
 
-install:
-	$(CARGO) build --release --locked --lib --target-dir '$(CARGO_TARGET)'
-	install -d '$(DEST)/include' '$(DEST)/lib/cmake/replayssm' '$(DEST)/lib/pkgconfig' '$(DOC)'
+install: $(LIB)
+	$(if $(filter /%,$(LIBDIR)),$(error LIBDIR is '$(LIBDIR)'; expected a path below PREFIX, as lib64))
+	install -d '$(DEST)/include' '$(LIBS)/cmake/replayssm' '$(LIBS)/pkgconfig' '$(DOC)'
 	install -m 644 $(wildcard include/replayssm.h include/replayssm.hpp) '$(DEST)/include/'
-	install -m 755 '$(CARGO_TARGET)/release/libreplayssm.so' '$(DEST)/lib/libreplayssm.so.$(VERSION)'
-	ln -sf libreplayssm.so.$(VERSION) '$(DEST)/lib/libreplayssm.so.$(SOVERSION)'
-	ln -sf libreplayssm.so.$(SOVERSION) '$(DEST)/lib/libreplayssm.so'
-	$(FILL) cmake/replayssm-config.cmake.in >'$(DEST)/lib/cmake/replayssm/replayssm-config.cmake'
-	$(FILL) cmake/replayssm-config-version.cmake.in >'$(DEST)/lib/cmake/replayssm/replayssm-config-version.cmake'
-	$(FILL) cmake/replayssm.pc.in >'$(DEST)/lib/pkgconfig/replayssm.pc'
+	install -m 755 '$(LIB)' '$(LIBS)/libreplayssm.so.$(VERSION)'
+	$(if $(filter 0,$(STRIP)),,$(STRIP) --strip-debug '$(LIBS)/libreplayssm.so.$(VERSION)')
+	ln -sf libreplayssm.so.$(VERSION) '$(LIBS)/libreplayssm.so.$(SOVERSION)'
+	ln -sf libreplayssm.so.$(SOVERSION) '$(LIBS)/libreplayssm.so'
+	$(FILL) cmake/replayssm-config.cmake.in >'$(LIBS)/cmake/replayssm/replayssm-config.cmake'
+	$(FILL) cmake/replayssm-config-version.cmake.in >'$(LIBS)/cmake/replayssm/replayssm-config-version.cmake'
+	$(FILL) cmake/replayssm.pc.in >'$(LIBS)/pkgconfig/replayssm.pc'
 	$(if $(INSTALLED_DOCS),install -m 644 $(INSTALLED_DOCS) '$(DOC)/')
 
 uninstall:
-	rm -f '$(DEST)/include/replayssm.h' '$(DEST)/include/replayssm.hpp' '$(DEST)/lib/pkgconfig/replayssm.pc'
-	rm -f '$(DEST)/lib/libreplayssm.so' '$(DEST)/lib/libreplayssm.so.$(SOVERSION)' '$(DEST)/lib/libreplayssm.so.$(VERSION)'
-	rm -rf '$(DEST)/lib/cmake/replayssm' '$(DOC)'
+	rm -f '$(DEST)/include/replayssm.h' '$(DEST)/include/replayssm.hpp' '$(LIBS)/pkgconfig/replayssm.pc'
+	rm -f '$(LIBS)/libreplayssm.so' '$(LIBS)/libreplayssm.so.$(SOVERSION)' '$(LIBS)/libreplayssm.so.$(VERSION)'
+	rm -rf '$(LIBS)/cmake/replayssm' '$(DOC)'
 
 clean:
 	rm -rf $(BUILD) target

@@ -7,56 +7,38 @@ mod common;
 use std::ptr::null;
 
 use common::oracle::{Oracle, relative};
-use common::{ABSENT, Array, BatchData, Inputs, Rig, Rng, Row, Skip, Spec, Token, decode, encode, ids64, message, ok};
+use common::{
+    ABSENT, Array, BatchData, FAMILIES, Inputs, Rig, Rng, Row, Skip, Spec, Token, assert_same_state, decode,
+    decode_one, encode, ids64, message, no_faults, ok, plain,
+};
 use replayssm::ffi::*;
-
-/// Plain outputs of tokens on slot `slot`, from an empty state at position 0.
-fn plain(rig: &Rig, slot: usize, tokens: &[Vec<Token>]) -> Vec<Vec<u32>> {
-    rig.reset(slot, slot, 0);
-    rig.extend(&[Row::new(slot, tokens)], 0).remove(0)
-}
-
-fn decode_one(rig: &Rig, slot: usize, token: &[Token]) -> Vec<u32> {
-    let row = Row::new(slot, &[token.to_vec()]);
-    let out = rig.step(std::slice::from_ref(&row)).remove(0).remove(0);
-    rig.commit(&[row], &[1]);
-    out
-}
-
-fn assert_same_state(rig: &Rig, a: usize, b: usize) {
-    for layer in 0..rig.spec.layers {
-        assert!(rig.export(layer, a, a, None) == rig.export(layer, b, b, None), "layer {layer}: states differ");
-    }
-}
-
-fn no_faults(rig: &Rig) {
-    assert_eq!(rig.faults(false).bits, 0);
-}
 
 #[test]
 fn case_1_resume_after_preemption_restarts_at_the_import() {
-    let rig = Rig::new(Spec { window: 4, t_max: 1, layers: 2, ..Spec::default() });
-    let tokens = rig.tokens(&mut Rng(1), 9);
-    let truth = plain(&rig, 1, &tokens);
-    for token in &tokens[..6] {
-        decode_one(&rig, 0, token);
+    for family in FAMILIES {
+        let rig = Rig::new(Spec { family, window: 4, t_max: 1, layers: 2, ..Spec::default() });
+        let tokens = rig.tokens(&mut Rng(1), 9);
+        let truth = plain(&rig, 1, &tokens);
+        for token in &tokens[..6] {
+            decode_one(&rig, 0, token);
+        }
+        let states: Vec<_> = (0..2).map(|layer| rig.export(layer, 0, 0, None)).collect();
+        // The slot goes to someone else meanwhile; then the true state after six tokens comes back.
+        rig.reset(0, 0, 0);
+        for token in &tokens[2..5] {
+            decode_one(&rig, 0, token);
+        }
+        rig.reset(0, 0, 6);
+        for (layer, state) in states.iter().enumerate() {
+            rig.import(layer, 0, 0, Some(6), state);
+        }
+        assert_eq!(rig.cursor(0).position, 6);
+        for (t, token) in tokens.iter().enumerate().skip(6) {
+            assert_eq!(decode_one(&rig, 0, token), truth[t], "token {t}");
+        }
+        assert_same_state(&rig, 0, 1);
+        no_faults(&rig);
     }
-    let states: Vec<_> = (0..2).map(|layer| rig.export(layer, 0, 0, None)).collect();
-    // The slot goes to someone else meanwhile; then the true state after six tokens comes back.
-    rig.reset(0, 0, 0);
-    for token in &tokens[2..5] {
-        decode_one(&rig, 0, token);
-    }
-    rig.reset(0, 0, 6);
-    for (layer, state) in states.iter().enumerate() {
-        rig.import(layer, 0, 0, Some(6), state);
-    }
-    assert_eq!(rig.cursor(0).position, 6);
-    for (t, token) in tokens.iter().enumerate().skip(6) {
-        assert_eq!(decode_one(&rig, 0, token), truth[t], "token {t}");
-    }
-    assert_same_state(&rig, 0, 1);
-    no_faults(&rig);
 }
 
 #[test]
@@ -76,62 +58,67 @@ fn case_2_a_one_token_prompt_by_a_step_loses_nothing() {
 
 #[test]
 fn case_3_a_recycled_slot_is_independent_of_its_former_owner() {
-    let rig = Rig::new(Spec { window: 8, t_max: 3, ..Spec::default() });
-    let mut rng = Rng(4);
-    let (mut id, mut generation) = ([-1], [0]);
-    // SAFETY: the arrays have one element.
-    ok(unsafe { replayssm_acquire(rig.slots, 1, id.as_mut_ptr(), generation.as_mut_ptr()) });
-    let slot = id[0] as usize;
-    for _ in 0..7 {
-        let row = Row::new(slot, &rig.tokens(&mut rng, 3));
-        rig.step(std::slice::from_ref(&row));
-        rig.commit(&[row], &[2]);
-    }
-    // SAFETY: the array has one element.
-    ok(unsafe { replayssm_release(rig.slots, 1, id.as_ptr()) });
-    let (mut again, mut next) = ([-1], [0]);
-    // SAFETY: the arrays have one element.
-    ok(unsafe { replayssm_acquire(rig.slots, 1, again.as_mut_ptr(), next.as_mut_ptr()) });
-    assert_eq!((again, next), (id, [generation[0] + 1]));
-    let state: Vec<u32> = (0..4 * 20 * 40).map(|_| (rng.normal() as f32).to_bits()).collect();
-    let token = rig.token(&mut rng);
-    let mut results = Vec::new();
-    for (slot, poison) in [(slot, true), (5, false)] {
-        if poison {
-            rig.poison_rings();
+    for family in FAMILIES {
+        let rig = Rig::new(Spec { family, window: 8, t_max: 3, ..Spec::default() });
+        let mut rng = Rng(4);
+        let (mut id, mut generation) = ([-1], [0]);
+        // SAFETY: the arrays have one element.
+        ok(unsafe { replayssm_acquire(rig.slots, 1, id.as_mut_ptr(), generation.as_mut_ptr()) });
+        let slot = id[0] as usize;
+        for _ in 0..7 {
+            let row = Row::new(slot, &rig.tokens(&mut rng, 3));
+            rig.step(std::slice::from_ref(&row));
+            rig.commit(&[row], &[2]);
         }
-        rig.reset(slot, slot, 100);
-        rig.import(0, slot, slot, Some(100), &state);
-        results.push((decode_one(&rig, slot, &token), rig.export(0, slot, slot, None)));
+        // SAFETY: the array has one element.
+        ok(unsafe { replayssm_release(rig.slots, 1, id.as_ptr()) });
+        let (mut again, mut next) = ([-1], [0]);
+        // SAFETY: the arrays have one element.
+        ok(unsafe { replayssm_acquire(rig.slots, 1, again.as_mut_ptr(), next.as_mut_ptr()) });
+        assert_eq!((again, next), (id, [generation[0] + 1]));
+        let state: Vec<u32> = (0..4 * 20 * 40).map(|_| (rng.normal() as f32).to_bits()).collect();
+        let token = rig.token(&mut rng);
+        let mut results = Vec::new();
+        for (slot, poison) in [(slot, true), (5, false)] {
+            if poison {
+                rig.poison_rings();
+            }
+            rig.reset(slot, slot, 100);
+            rig.import(0, slot, slot, Some(100), &state);
+            results.push((decode_one(&rig, slot, &token), rig.export(0, slot, slot, None)));
+        }
+        assert!(results[0] == results[1]);
+        no_faults(&rig);
     }
-    assert!(results[0] == results[1]);
-    no_faults(&rig);
 }
 
 #[test]
 fn case_4_rows_that_need_no_flush_leave_their_checkpoint_alone() {
-    let spec = Spec { t_max: 10, window: 16, schedule: REPLAYSSM_SCHEDULE_NONE, ..Spec::default() };
-    let rig = Rig::new(spec);
-    let mut rng = Rng(5);
-    let slots = [1usize, 3, 0, 2];
-    let histories = [0usize, 6, 7, 10];
-    for (&slot, &n) in slots.iter().zip(&histories) {
-        rig.reset(slot, slot, 0);
-        if n > 0 {
-            let row = Row::new(slot, &rig.tokens(&mut rng, n));
-            rig.step(std::slice::from_ref(&row));
-            rig.commit(&[row], &[n as i32]);
+    for family in FAMILIES {
+        let spec = Spec { family, t_max: 10, window: 16, schedule: REPLAYSSM_SCHEDULE_NONE, ..Spec::default() };
+        let rig = Rig::new(spec);
+        let mut rng = Rng(5);
+        let slots = [1usize, 3, 0, 2];
+        let histories = [0usize, 6, 7, 10];
+        for (&slot, &n) in slots.iter().zip(&histories) {
+            rig.reset(slot, slot, 0);
+            if n > 0 {
+                let row = Row::new(slot, &rig.tokens(&mut rng, n));
+                rig.step(std::slice::from_ref(&row));
+                rig.commit(&[row], &[n as i32]);
+            }
         }
-    }
-    let before: Vec<Vec<u8>> = slots.iter().map(|&s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s).to_vec()).collect();
-    let states: Vec<_> = slots.iter().map(|&s| rig.export(0, s, s, None)).collect();
-    let rows: Vec<Row> = slots.iter().map(|&s| Row::new(s, &rig.tokens(&mut rng, 10))).collect();
-    rig.step(&rows);
-    for (i, &slot) in slots.iter().enumerate() {
-        let same = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, slot) == before[i];
-        // 6 + 10 fits a window of 16; 7 + 10 does not.
-        assert_eq!(same, histories[i] <= 6, "history {}", histories[i]);
-        assert!(rig.export(0, slot, slot, None) == states[i], "the committed state moved");
+        let before: Vec<Vec<u8>> =
+            slots.iter().map(|&s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s).to_vec()).collect();
+        let states: Vec<_> = slots.iter().map(|&s| rig.export(0, s, s, None)).collect();
+        let rows: Vec<Row> = slots.iter().map(|&s| Row::new(s, &rig.tokens(&mut rng, 10))).collect();
+        rig.step(&rows);
+        for (i, &slot) in slots.iter().enumerate() {
+            let same = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, slot) == before[i];
+            // 6 + 10 fits a window of 16; 7 + 10 does not.
+            assert_eq!(same, histories[i] <= 6, "history {}", histories[i]);
+            assert!(rig.export(0, slot, slot, None) == states[i], "the committed state moved");
+        }
     }
 }
 
@@ -159,19 +146,21 @@ fn case_5_without_a_schedule_a_fold_waits_until_it_must() {
 
 #[test]
 fn case_6_short_rounds_with_rejects_equal_the_plain_recurrence() {
-    let rig = Rig::new(Spec { t_max: 4, ..Spec::default() });
-    let mut rng = Rng(7);
-    for round in [4usize, 2, 1, 4].iter().cycle().take(60) {
-        let rows: Vec<Row> = (0..3).map(|slot| Row::new(slot, &rig.tokens(&mut rng, *round))).collect();
-        let out = rig.step(&rows);
-        let counts: Vec<i32> = rows.iter().map(|_| rng.below(round + 1) as i32).collect();
-        rig.commit(&rows, &counts);
-        for (slot, (row, &n)) in rows.iter().zip(&counts).enumerate() {
-            if n > 0 {
-                let truth = rig.extend(&[Row::new(slot + 3, &row.tokens[..n as usize])], 0);
-                assert_eq!(out[slot][..n as usize], truth[0][..]);
+    for family in FAMILIES {
+        let rig = Rig::new(Spec { family, t_max: 4, ..Spec::default() });
+        let mut rng = Rng(7);
+        for round in [4usize, 2, 1, 4].iter().cycle().take(60) {
+            let rows: Vec<Row> = (0..3).map(|slot| Row::new(slot, &rig.tokens(&mut rng, *round))).collect();
+            let out = rig.step(&rows);
+            let counts: Vec<i32> = rows.iter().map(|_| rng.below(round + 1) as i32).collect();
+            rig.commit(&rows, &counts);
+            for (slot, (row, &n)) in rows.iter().zip(&counts).enumerate() {
+                if n > 0 {
+                    let truth = rig.extend(&[Row::new(slot + 3, &row.tokens[..n as usize])], 0);
+                    assert_eq!(out[slot][..n as usize], truth[0][..]);
+                }
+                assert_same_state(&rig, slot, slot + 3);
             }
-            assert_same_state(&rig, slot, slot + 3);
         }
     }
 }
@@ -226,28 +215,30 @@ fn case_8_layers_move_nothing_and_positions_advance_once() {
 
 #[test]
 fn case_9_import_over_a_live_ring_resets_position_tags_and_history() {
-    let rig = Rig::new(Spec { window: 8, t_max: 2, ..Spec::default() });
-    let mut rng = Rng(10);
-    for token in rig.tokens(&mut rng, 5) {
-        decode_one(&rig, 0, &token);
+    for family in FAMILIES {
+        let rig = Rig::new(Spec { family, window: 8, t_max: 2, ..Spec::default() });
+        let mut rng = Rng(10);
+        for token in rig.tokens(&mut rng, 5) {
+            decode_one(&rig, 0, &token);
+        }
+        let state: Vec<u32> = (0..4 * 20 * 40).map(|_| (rng.normal() as f32).to_bits()).collect();
+        rig.import(0, 0, 0, Some(77), &state);
+        assert_eq!(rig.cursor(0).position, 77);
+        assert!(rig.tags(0, 0).iter().all(|&t| t == 77));
+        assert!(rig.export(0, 0, 0, None) == state, "history survived the import");
+        // A row of no tokens with a flush due: nothing happens.
+        for token in rig.tokens(&mut rng, 3) {
+            decode_one(&rig, 0, &token);
+        }
+        let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0).to_vec();
+        let tags = rig.tags(0, 0);
+        let row = Row { flush: true, ..Row::new(0, &[]) };
+        rig.step(std::slice::from_ref(&row));
+        rig.commit(&[row], &[1]);
+        assert_eq!((rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0), rig.tags(0, 0)), (&before[..], tags));
+        assert_eq!(rig.cursor(0).position, 80);
+        no_faults(&rig);
     }
-    let state: Vec<u32> = (0..4 * 20 * 40).map(|_| (rng.normal() as f32).to_bits()).collect();
-    rig.import(0, 0, 0, Some(77), &state);
-    assert_eq!(rig.cursor(0).position, 77);
-    assert!(rig.tags(0, 0).iter().all(|&t| t == 77));
-    assert!(rig.export(0, 0, 0, None) == state, "history survived the import");
-    // A row of no tokens with a flush due: nothing happens.
-    for token in rig.tokens(&mut rng, 3) {
-        decode_one(&rig, 0, &token);
-    }
-    let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0).to_vec();
-    let tags = rig.tags(0, 0);
-    let row = Row { flush: true, ..Row::new(0, &[]) };
-    rig.step(std::slice::from_ref(&row));
-    rig.commit(&[row], &[1]);
-    assert_eq!((rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0), rig.tags(0, 0)), (&before[..], tags));
-    assert_eq!(rig.cursor(0).position, 80);
-    no_faults(&rig);
 }
 
 #[test]
@@ -284,39 +275,42 @@ fn raw_step(rig: &Rig, batch: &replayssm_batch, io: &Inputs) {
 
 #[test]
 fn case_11_padded_rows_write_zeros_or_nothing_and_touch_no_slot() {
-    let rig = Rig::new(Spec { layers: 1, gate: false, ..Spec::default() });
-    let mut rng = Rng(12);
-    for id in [0usize, 1, 7] {
-        decode_one(&rig, id, &rig.token(&mut rng));
-    }
-    let rows: Vec<Row> = [-1i64, 0, 7, -5, 1, 8]
-        .iter()
-        .map(|&id| Row { slot: id, ring: id, ..Row::new(0, &rig.tokens(&mut rng, 2)) })
-        .collect();
-    for keep in [false, true] {
-        let before: Vec<Vec<u8>> = (0..8).map(|s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s).to_vec()).collect();
-        let data = BatchData::new(&rig, &rows, false, 0);
-        let mut batch = data.desc();
-        batch.flags |= REPLAYSSM_BATCH_NULL_ID | if keep { REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS } else { 0 };
-        batch.null_id = 7;
-        let io = Inputs::new(&rig.spec, &rig.params[0], &rows, 0);
-        raw_step(&rig, &batch, &io);
-        let out = io.outputs(&rig.spec, &rows);
-        let poison = Array::poisoned(rig.spec.out, 1).get(0);
-        let empty = if keep { poison } else { 0 };
-        for (i, row) in rows.iter().enumerate() {
-            let live = row.slot == 0 || row.slot == 1;
-            for token in &out[i] {
-                assert_eq!(token.iter().all(|&b| b == empty), !live, "row {i} of slot {}", row.slot);
-                assert!(!live || token.iter().all(|&b| b != poison));
+    for family in FAMILIES {
+        let rig = Rig::new(Spec { family, layers: 1, gate: false, ..Spec::default() });
+        let mut rng = Rng(12);
+        for id in [0usize, 1, 7] {
+            decode_one(&rig, id, &rig.token(&mut rng));
+        }
+        let rows: Vec<Row> = [-1i64, 0, 7, -5, 1, 8]
+            .iter()
+            .map(|&id| Row { slot: id, ring: id, ..Row::new(0, &rig.tokens(&mut rng, 2)) })
+            .collect();
+        for keep in [false, true] {
+            let before: Vec<Vec<u8>> =
+                (0..8).map(|s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s).to_vec()).collect();
+            let data = BatchData::new(&rig, &rows, false, 0);
+            let mut batch = data.desc();
+            batch.flags |= REPLAYSSM_BATCH_NULL_ID | if keep { REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS } else { 0 };
+            batch.null_id = 7;
+            let io = Inputs::new(&rig.spec, &rig.params[0], &rows, 0);
+            raw_step(&rig, &batch, &io);
+            let out = io.outputs(&rig.spec, &rows);
+            let poison = Array::poisoned(rig.spec.out, 1).get(0);
+            let empty = if keep { poison } else { 0 };
+            for (i, row) in rows.iter().enumerate() {
+                let live = row.slot == 0 || row.slot == 1;
+                for token in &out[i] {
+                    assert_eq!(token.iter().all(|&b| b == empty), !live, "row {i} of slot {}", row.slot);
+                    assert!(!live || token.iter().all(|&b| b != poison));
+                }
             }
+            for slot in (0..8).filter(|s| *s > 1) {
+                assert!(rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, slot) == before[slot], "slot {slot} was touched");
+            }
+            // Id 8 of 8 slots is padding, and a fault; the other padding is silent.
+            let faults = rig.faults(true);
+            assert_eq!((faults.bits, faults.first_slot, faults.first_row), (REPLAYSSM_FAULT_ID, 8, 5));
         }
-        for slot in (0..8).filter(|s| *s > 1) {
-            assert!(rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, slot) == before[slot], "slot {slot} was touched");
-        }
-        // Id 8 of 8 slots is padding, and a fault; the other padding is silent.
-        let faults = rig.faults(true);
-        assert_eq!((faults.bits, faults.first_slot, faults.first_row), (REPLAYSSM_FAULT_ID, 8, 5));
     }
 }
 
@@ -384,41 +378,44 @@ fn case_15_and_16_strided_slices_equal_dense_tensors() {
 
 #[test]
 fn case_20_rows_outside_the_history_are_never_trusted() {
-    // The rig starts with NaN rings; here everything outside the history is Inf, then NaN, before every step.
-    for readout in [REPLAYSSM_READOUT_EXACT, REPLAYSSM_READOUT_FULL, REPLAYSSM_READOUT_HIGH] {
-        // Without a schedule both slots fold in the same steps, so that FULL and HIGH agree by bytes too.
-        let schedule = REPLAYSSM_SCHEDULE_NONE;
-        let rig = Rig::new(Spec { readout, schedule, window: 7, t_max: 3, ..Spec::default() });
-        let rows_of_ring = 7 + 3;
-        let mut rng = Rng(15);
-        for _ in 0..60 {
-            let token = rig.tokens(&mut rng, 3);
-            let rows = [Row::new(0, &token), Row::new(1, &token)];
-            let (position, tag) = (rig.cursor(0).position, rig.tags(0, 0)[0]);
-            for c in rig.components().iter().filter(|c| c.per_ring == 1) {
-                let blocks = if c.kind == REPLAYSSM_COMPONENT_B { rig.spec.groups } else { rig.spec.heads };
-                let bytes = c.bytes as usize / blocks / rows_of_ring;
-                for block in 0..blocks {
-                    for row in 0..rows_of_ring {
-                        let live = (tag..position).any(|p| p as usize % rows_of_ring == row);
-                        if !live {
-                            let at = c.base as usize + (block * rows_of_ring + row) * bytes;
-                            // FF80 repeated is an infinity in bf16 and a NaN in fp32; FFFF is a NaN in both.
-                            let fill = if position % 2 == 0 { [0x80, 0xFF] } else { [0xFF, 0xFF] };
-                            for i in 0..bytes {
-                                // SAFETY: inside ring 0 of this component; no call is running.
-                                unsafe { ((at + i) as *mut u8).write(fill[i % 2]) };
+    for family in FAMILIES {
+        // The rig starts with NaN rings; here everything outside the history is Inf, then NaN, before every step.
+        for readout in [REPLAYSSM_READOUT_EXACT, REPLAYSSM_READOUT_FULL, REPLAYSSM_READOUT_HIGH] {
+            // Without a schedule both slots fold in the same steps, so that FULL and HIGH agree by bytes too.
+            let schedule = REPLAYSSM_SCHEDULE_NONE;
+            let rig = Rig::new(Spec { family, readout, schedule, window: 7, t_max: 3, ..Spec::default() });
+            let rows_of_ring = 7 + 3;
+            let mut rng = Rng(15);
+            for _ in 0..60 {
+                let token = rig.tokens(&mut rng, 3);
+                let rows = [Row::new(0, &token), Row::new(1, &token)];
+                let (position, tag) = (rig.cursor(0).position, rig.tags(0, 0)[0]);
+                for c in rig.components().iter().filter(|c| c.per_ring == 1) {
+                    let shared = [REPLAYSSM_COMPONENT_B, REPLAYSSM_COMPONENT_K, REPLAYSSM_COMPONENT_KNORM];
+                    let blocks = if shared.contains(&c.kind) { rig.spec.groups } else { rig.spec.heads };
+                    let bytes = c.bytes as usize / blocks / rows_of_ring;
+                    for block in 0..blocks {
+                        for row in 0..rows_of_ring {
+                            let live = (tag..position).any(|p| p as usize % rows_of_ring == row);
+                            if !live {
+                                let at = c.base as usize + (block * rows_of_ring + row) * bytes;
+                                // FF80 repeated is an infinity in bf16 and a NaN in fp32; FFFF is a NaN in both.
+                                let fill = if position % 2 == 0 { [0x80, 0xFF] } else { [0xFF, 0xFF] };
+                                for i in 0..bytes {
+                                    // SAFETY: inside ring 0 of this component; no call is running.
+                                    unsafe { ((at + i) as *mut u8).write(fill[i % 2]) };
+                                }
                             }
                         }
                     }
                 }
+                let out = rig.step(&rows);
+                assert!(out[0] == out[1], "slot 0 has a dirty ring, slot 1 a clean one");
+                assert!(out[0].iter().flatten().all(|&b| decode(rig.spec.out, b).is_finite()));
+                rig.commit(&rows, &[2, 2]);
             }
-            let out = rig.step(&rows);
-            assert!(out[0] == out[1], "slot 0 has a dirty ring, slot 1 a clean one");
-            assert!(out[0].iter().flatten().all(|&b| decode(rig.spec.out, b).is_finite()));
-            rig.commit(&rows, &[2, 2]);
+            assert_same_state(&rig, 0, 1);
         }
-        assert_same_state(&rig, 0, 1);
     }
 }
 
@@ -558,64 +555,85 @@ fn fixed_decay_by_a_broadcast_dt() {
 
 #[test]
 fn case_27_a_flush_with_nothing_to_fold_changes_no_byte() {
-    for keep in [0usize, 3] {
-        let rig = Rig::new(Spec { keep, ..Spec::default() });
-        let mut rng = Rng(22);
-        for token in rig.tokens(&mut rng, 9) {
-            decode_one(&rig, 0, &token);
+    for family in FAMILIES {
+        for keep in [0usize, 3] {
+            let rig = Rig::new(Spec { family, keep, ..Spec::default() });
+            let mut rng = Rng(22);
+            for token in rig.tokens(&mut rng, 9) {
+                decode_one(&rig, 0, &token);
+            }
+            let row = |rng: &mut Rng| Row { flush: true, ..Row::new(0, &rig.tokens(rng, 1)) };
+            rig.step(&[row(&mut rng)]);
+            assert_eq!(rig.tags(0, 0)[0], 9 - keep as i64);
+            let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0).to_vec();
+            let written = rig.stats().checkpoint_bytes_written;
+            rig.step(&[row(&mut rng)]);
+            assert!(rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0) == before);
+            assert_eq!(rig.stats().checkpoint_bytes_written, written);
         }
-        let row = |rng: &mut Rng| Row { flush: true, ..Row::new(0, &rig.tokens(rng, 1)) };
-        rig.step(&[row(&mut rng)]);
-        assert_eq!(rig.tags(0, 0)[0], 9 - keep as i64);
-        let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0).to_vec();
-        let written = rig.stats().checkpoint_bytes_written;
-        rig.step(&[row(&mut rng)]);
-        assert!(rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0) == before);
-        assert_eq!(rig.stats().checkpoint_bytes_written, written);
     }
+}
+
+/// The records that folds read, of ring 0.
+fn records(rig: &Rig) -> Vec<u8> {
+    let folded = |kind| kind != REPLAYSSM_COMPONENT_U;
+    let rings: Vec<_> = rig.components().into_iter().filter(|c| c.per_ring == 1 && folded(c.kind)).collect();
+    rings.iter().flat_map(|c| rig.part(c.kind, 0, 0).to_vec()).collect()
 }
 
 #[test]
 fn case_28_decode_and_verify_write_the_same_records() {
-    let mut rings = Vec::new();
-    for (readout, steps) in [
-        (REPLAYSSM_READOUT_EXACT, 1),
-        (REPLAYSSM_READOUT_EXACT, 4),
-        (REPLAYSSM_READOUT_FULL, 4),
-        (REPLAYSSM_READOUT_HIGH, 1),
-    ] {
-        let rig = Rig::new(Spec { readout, schedule: REPLAYSSM_SCHEDULE_NONE, ..Spec::default() });
-        for tokens in rig.tokens(&mut Rng(23), 12).chunks(steps) {
-            let row = Row::new(0, tokens);
-            rig.step(std::slice::from_ref(&row));
-            rig.commit(&[row], &[steps as i32]);
+    for family in FAMILIES {
+        let mut rings = Vec::new();
+        for (readout, steps) in [
+            (REPLAYSSM_READOUT_EXACT, 1),
+            (REPLAYSSM_READOUT_EXACT, 4),
+            (REPLAYSSM_READOUT_FULL, 4),
+            (REPLAYSSM_READOUT_HIGH, 1),
+        ] {
+            let rig = Rig::new(Spec { family, readout, schedule: REPLAYSSM_SCHEDULE_NONE, ..Spec::default() });
+            for tokens in rig.tokens(&mut Rng(23), 12).chunks(steps) {
+                let row = Row::new(0, tokens);
+                rig.step(std::slice::from_ref(&row));
+                rig.commit(&[row], &[steps as i32]);
+            }
+            rings.push(records(&rig));
         }
-        let bytes: Vec<u8> = [REPLAYSSM_COMPONENT_X, REPLAYSSM_COMPONENT_B, REPLAYSSM_COMPONENT_DT]
-            .iter()
-            .flat_map(|&kind| rig.part(kind, 0, 0).to_vec())
-            .collect();
-        rings.push(bytes);
+        // And the tail of an extend.
+        let rig = Rig::new(Spec { family, ..Spec::default() });
+        rig.extend(&[Row::new(0, &rig.tokens(&mut Rng(23), 12))], 12);
+        rings.push(records(&rig));
+        assert!(rings.iter().all(|r| *r == rings[0]));
     }
-    assert!(rings.iter().all(|r| *r == rings[0]));
 }
 
 #[test]
 fn case_29_the_same_batch_of_99_rows_gives_one_hash() {
-    let mut hashes = Vec::new();
-    for run in 0..20 {
-        let spec =
-            Spec { slots: 99, heads: 16, headdim: 16, dstate: 32, threads: 1 + run % 3, window: 5, ..Spec::default() };
-        let rig = Rig::new(Spec { readout: REPLAYSSM_READOUT_HIGH, t_max: 2, ..spec });
-        let mut rng = Rng(24);
-        let mut bits = Vec::new();
-        for _ in 0..6 {
-            let rows: Vec<Row> = (0..99).map(|slot| Row::new(slot, &rig.tokens(&mut rng, 2))).collect();
-            bits.extend(rig.step(&rows).into_iter().flatten().flatten());
-            rig.commit(&rows, &[2; 99]);
+    for family in FAMILIES {
+        let mut hashes = Vec::new();
+        for run in 0..20 {
+            let spec = Spec {
+                family,
+                slots: 99,
+                heads: 16,
+                headdim: 16,
+                dstate: 32,
+                threads: 1 + run % 3,
+                window: 5,
+                ..Spec::default()
+            };
+            let rig = Rig::new(Spec { readout: REPLAYSSM_READOUT_HIGH, t_max: 2, ..spec });
+            let mut rng = Rng(24);
+            let mut bits = Vec::new();
+            for _ in 0..6 {
+                let rows: Vec<Row> = (0..99).map(|slot| Row::new(slot, &rig.tokens(&mut rng, 2))).collect();
+                bits.extend(rig.step(&rows).into_iter().flatten().flatten());
+                rig.commit(&rows, &[2; 99]);
+            }
+            hashes.push(common::hash(bits));
         }
-        hashes.push(common::hash(bits));
+        assert!(hashes.iter().all(|h| *h == hashes[0]), "{hashes:x?}");
     }
-    assert!(hashes.iter().all(|h| *h == hashes[0]), "{hashes:x?}");
 }
 
 #[test]

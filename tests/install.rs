@@ -10,12 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use toolchain::{Language, SONAME, installed, root, scratch, skipped, succeed, system_compiler, text};
+use toolchain::{Language, SONAME, finish, installed, root, scratch, skipped, succeed, system_compiler, text};
 
-/// A child without what `make` and `cargo test` put into the environment.
+/// A child without what `make`, `cargo test` and tests/run.sh put into the environment. RUSTC_BOOTSTRAP would make cargo build
+/// everything anew.
 fn command(program: &str) -> Command {
     let mut command = Command::new(program);
-    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "LD_LIBRARY_PATH", "DESTDIR", "PREFIX"] {
+    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "LD_LIBRARY_PATH", "DESTDIR", "PREFIX", "RUSTC_BOOTSTRAP"] {
         command.env_remove(name);
     }
     command
@@ -29,8 +30,6 @@ fn target_dir() -> PathBuf {
 
 fn make(goal: &str, variables: &[(&str, &Path)]) {
     let mut make = command("make");
-    // tests/run.sh sets it for the test harness; here it would only make cargo build everything anew.
-    make.env_remove("RUSTC_BOOTSTRAP");
     make.arg("--no-print-directory").arg("-C").arg(root()).arg(goal);
     make.arg(format!("CARGO_TARGET={}", target_dir().display()));
     for (name, value) in variables {
@@ -90,6 +89,7 @@ fn an_installed_and_moved_library_serves_cmake_and_pkg_config() {
     assert_eq!(fs::canonicalize(moved.join("lib").join(SONAME)).expect("the soname"), library);
     assert_eq!(fs::canonicalize(moved.join("lib/libreplayssm.so")).expect("the link for linking"), library);
     toolchain::check_symbols(&library);
+    assert!(!has_debug_information(&library));
     for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
         assert_eq!(root().join(name).exists(), moved.join("share/doc/replayssm").join(name).exists(), "{name}");
     }
@@ -111,12 +111,7 @@ fn an_installed_and_moved_library_serves_cmake_and_pkg_config() {
                 assert_eq!(said.matches("consumer: ").count(), 2, "{said}");
                 assert!(said.contains("release"), "{said}");
             }
-            let mut script = command("cmake");
-            script.arg(format!("-DFILE={}/lib/cmake/replayssm/replayssm-config-version.cmake", moved.display()));
-            for (name, value) in ["MAJOR", "MINOR", "PATCH"].iter().zip(version.split('.')) {
-                script.arg(format!("-D{name}={value}"));
-            }
-            succeed(script.arg("-P").arg(root().join("tests/consumer/versions.cmake")));
+            accepts_versions(&moved.join("lib/cmake/replayssm/replayssm-config-version.cmake"), version);
         }
     }
 
@@ -142,8 +137,86 @@ fn an_installed_and_moved_library_serves_cmake_and_pkg_config() {
         }
     }
 
+    if missing(&["cmake"]).is_none() {
+        // Without its library the package is not found, and says why.
+        fs::remove_file(&library).expect("the library");
+        let mut configure = command("cmake");
+        configure.arg("-S").arg(root().join("tests/consumer")).arg("-B").arg(scratch.join("without-library"));
+        let output = finish(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", moved.display())));
+        assert!(!output.status.success());
+        assert!(text(&output).contains("is missing"), "{}", text(&output));
+    }
     make("uninstall", &[("PREFIX", &moved)]);
     assert_eq!(files_below(&moved), Vec::<PathBuf>::new(), "left behind by make uninstall");
+}
+
+/// Whether a library has more than its symbols: DWARF sections.
+fn has_debug_information(library: &Path) -> bool {
+    text(&succeed(Command::new("readelf").args(["--wide", "--sections"]).arg(library))).contains(".debug_")
+}
+
+/// Asks a version file of this version for others.
+fn accepts_versions(file: &Path, version: &str) {
+    let mut script = command("cmake");
+    script.arg(format!("-DFILE={}", file.display()));
+    for (name, value) in ["MAJOR", "MINOR", "PATCH"].iter().zip(version.split('.')) {
+        script.arg(format!("-D{name}={value}"));
+    }
+    succeed(script.arg("-P").arg(root().join("tests/consumer/versions.cmake")));
+}
+
+#[test]
+fn version_files_follow_the_soname_before_and_after_1_0() {
+    if let Some(why) = missing(&["cmake"]) {
+        return skipped("the version file", &why);
+    }
+    let template = fs::read_to_string(root().join("cmake/replayssm-config-version.cmake.in")).expect("the template");
+    let file = scratch("versions").join("replayssm-config-version.cmake");
+    for (version, soversion) in [("0.7.3", "0.7"), ("1.4.2", "1"), ("12.3.0", "12")] {
+        fs::write(&file, template.replace("@VERSION@", version).replace("@SOVERSION@", soversion)).expect("a file");
+        accepts_versions(&file, version);
+    }
+}
+
+#[test]
+fn another_libdir_with_debug_information_and_without_cargo() {
+    if let Some(why) = missing(&["make"]) {
+        return skipped("the installation in another LIBDIR", &why);
+    }
+    make("lib", &[]);
+    let scratch = scratch("libdir");
+    let prefix = scratch.join("prefix");
+    let libdir = Path::new("lib/some-triplet");
+    // What is built needs no cargo to be installed.
+    let variables =
+        [("PREFIX", &*prefix), ("LIBDIR", libdir), ("STRIP", Path::new("0")), ("CARGO", Path::new("false"))];
+    make("install", &variables);
+    let library = prefix.join(libdir).join(concat!("libreplayssm.so.", env!("CARGO_PKG_VERSION")));
+    assert!(has_debug_information(&library));
+    match missing(&["cmake"]) {
+        Some(why) => skipped("the CMake package in another LIBDIR", &why),
+        None => {
+            let package = prefix.join(libdir).join("cmake/replayssm");
+            let said = consume_with_cmake(&scratch.join("cmake"), &[format!("-Dreplayssm_DIR={}", package.display())]);
+            assert_eq!(said.matches("consumer: ").count(), 2, "{said}");
+        }
+    }
+    match missing(&["pkg-config"]) {
+        Some(why) => skipped("replayssm.pc in another LIBDIR", &why),
+        None => {
+            for (variable, folder) in [("libdir", prefix.join(libdir)), ("includedir", prefix.join("include"))] {
+                let mut ask = command("pkg-config");
+                ask.env("PKG_CONFIG_PATH", prefix.join(libdir).join("pkgconfig"));
+                let said = text(&succeed(ask.arg(format!("--variable={variable}")).arg("replayssm")));
+                assert_eq!(
+                    fs::canonicalize(said.trim()).expect("a folder"),
+                    fs::canonicalize(folder).expect("a folder")
+                );
+            }
+        }
+    }
+    make("uninstall", &variables);
+    assert_eq!(files_below(&prefix), Vec::<PathBuf>::new(), "left behind by make uninstall");
 }
 
 #[test]

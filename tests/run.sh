@@ -2,14 +2,44 @@
 # Runs every test, then prints what was skipped, the ten slowest tests and how many passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-mkdir -p build
+cargo=${CARGO:-cargo}
 log=build/test.log
-# The test harness tells times only behind this switch; it changes nothing that is built.
-export RUSTC_BOOTSTRAP=1
-cargo test --locked --no-run --quiet || exit 1
-cargo test --locked --no-fail-fast -- -Z unstable-options --report-time --show-output 2>&1 | tee "$log" |
-  grep -E '^(test |     Running|   Doc-tests|error|---- .* stdout|thread .* panicked|assertion)|panicked at'
-status=${PIPESTATUS[0]}
+mkdir -p build
+: >"$log"
+
+count() { grep -cE "^test .* \.\.\. $1" "$log"; }
+
+# The test programs, one a line, as cargo lists what it has built.
+programs=$("$cargo" test --locked --no-run --message-format=json-render-diagnostics | python3 -c '
+import json, sys
+for message in map(json.loads, sys.stdin):
+    if message.get("executable") and message["profile"]["test"]:
+        print(message["executable"])') || exit 1
+[ -n "$programs" ] || { echo "no test was built"; exit 1; }
+
+# Runs a program. Shows its tests and all that failing ones printed; the log has the rest.
+crashed=0
+run() {
+  local before status
+  before=$(count FAILED)
+  echo "     Running $1"
+  shift
+  "$@" </dev/null 2>&1 | tee -a "$log" |
+    awk '/^(test |error)/ || failures { print; fflush() } /^failures:$/ { failures = 1 }'
+  status=${PIPESTATUS[0]}
+  if [ "$status" != 0 ] && [ "$(count FAILED)" = "$before" ]; then
+    echo "ended with status $status, after:"
+    tail -20 "$log"
+    crashed=$((crashed + 1))
+  fi
+}
+
+while IFS= read -r program; do
+  # The harness tells times only behind this switch. Everything is built by now, so it changes nothing that is tested.
+  run "$(basename "$program")" env RUSTC_BOOTSTRAP=1 "$program" -Z unstable-options --report-time --show-output
+done <<<"$programs"
+run "doc tests" "$cargo" test --locked --doc
+
 echo
 echo "Skipped:"
 grep -hE '^skipped: ' "$log" | sort -u || echo "nothing"
@@ -17,7 +47,7 @@ echo
 echo "Ten slowest tests:"
 sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' "$log" | sort -rn | head -10
 echo
-passed=$(grep -cE '^test .* \.\.\. ok' "$log")
-failed=$(grep -cE '^test .* \.\.\. FAILED' "$log")
+passed=$(count ok)
+failed=$(($(count FAILED) + crashed))
 echo "$passed passed, $failed failed"
-exit "$status"
+[ "$failed" = 0 ] && [ "$passed" != 0 ]

@@ -168,10 +168,12 @@ const Way RANDOM = {"replay, random drafts", Update::Replay, Drafts::Random};
 
 int step_tokens(const Way& way) { return way.drafts == Drafts::None ? 1 : 1 + MAX_DRAFTS; }
 
-// Whether each text is a beginning of the expected one, which may go on longer.
-bool same_texts(const std::vector<std::string>& texts, const std::vector<std::string>& expected) {
+// Whether each text has the length that was asked for and is a beginning of the expected one, which may go on longer.
+bool same_texts(const std::vector<std::string>& texts, const std::vector<Request>& requests,
+                const std::vector<std::string>& expected) {
+  if (texts.size() != requests.size()) return false;
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    if (expected[i].compare(0, texts[i].size(), texts[i]) != 0) return false;
+    if (texts[i].size() != requests[i].n_bytes || expected[i].compare(0, texts[i].size(), texts[i]) != 0) return false;
   }
   return true;
 }
@@ -191,6 +193,7 @@ class Comparison {
     // The texts that all others must equal: every request alone, by plain updates, on one thread.
     const Outcome first = generate_by(PLAIN, setup_of(PLAIN, 1, 1), requests_, plan_of(PLAIN, 1));
     expected_ = first.texts;
+    identical_ = same_texts(first.texts, requests_, expected_);
     plain_bytes_ = first.state_bytes / static_cast<double>(first.bytes);
     print(PLAIN, setup_of(PLAIN, 1, 1), 1, first, "the texts to compare with");
 
@@ -252,8 +255,9 @@ class Comparison {
     const Setup setup = setup_of(way, batch, threads, format);
     Plan plan = plan_of(way, batch);
     if (corrupt_ && way.update == Update::Replay && batch == 1) plan.corrupt_at = 20;
-    const Outcome outcome = generate_by(way, setup, requests_for(batch), plan);
-    const bool same = same_texts(outcome.texts, expected_);
+    const std::vector<Request> requests = requests_for(batch);
+    const Outcome outcome = generate_by(way, setup, requests, plan);
+    const bool same = same_texts(outcome.texts, requests, expected_);
     identical_ = identical_ && same;
     print(way, setup, batch, outcome, same ? "same" : "DIFFERS");
     if (way.drafts == Drafts::Head && format == REPLAYSSM_FORMAT_SPLIT32 && threads == 1) {
@@ -282,7 +286,7 @@ class Comparison {
     plan.preempt_at = 10;
     const Outcome outcome = generate_by(HEAD, setup, requests, plan);
     const bool moved = outcome.slot_before >= 0 && outcome.slot_after >= 0 && outcome.slot_before != outcome.slot_after;
-    const bool same = same_texts(outcome.texts, expected_);
+    const bool same = same_texts(outcome.texts, requests, expected_);
     identical_ = identical_ && same && moved;
     print(HEAD, setup, batch, outcome, same ? "same, one request preempted" : "DIFFERS after a preemption");
     notes_.push_back("Preempted after 10 steps in slot " + std::to_string(outcome.slot_before) + ", resumed in slot " +

@@ -1,4 +1,4 @@
-//! A model of Mamba-2 layers on one slots handle, driven through the C interface, with inputs that are hard to get right by
+//! A model of equal layers on one slots handle, driven through the C interface, with inputs that are hard to get right by
 //! accident: odd strides, NaN in everything that is not live, poisoned outputs.
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part of it")]
@@ -303,9 +303,7 @@ pub fn no_ids() -> replayssm_ids {
 
 impl Rig {
     pub fn new(spec: Spec) -> Self {
-        let mut rng = Rng(spec.seed ^ 0x5EED);
-        let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
-        let (mut context, mut slots, mut pool) = (null_mut(), null_mut(), null_mut());
+        let (mut context, mut slots) = (null_mut(), null_mut());
         let c = desc!(replayssm_context_desc { n_threads: spec.threads, backend: REPLAYSSM_BACKEND_CPU });
         let s = desc!(replayssm_slots_desc {
             n_slots: spec.slots as i32,
@@ -315,6 +313,23 @@ impl Rig {
             min_rewind: spec.keep as i32,
             schedule: spec.schedule,
         });
+        // SAFETY: descriptors and out-parameters are locals.
+        unsafe {
+            ok(replayssm_context_create(&c, &mut context));
+            ok(replayssm_slots_create(context, &s, &mut slots));
+        }
+        Self::on(context, slots, spec)
+    }
+
+    /// Another pool on this one's slots.
+    pub fn beside(&self, spec: Spec) -> Self {
+        Self::on(self.context, self.slots, spec)
+    }
+
+    fn on(context: *mut replayssm_context, slots: *mut replayssm_slots, spec: Spec) -> Self {
+        let mut rng = Rng(spec.seed ^ 0x5EED);
+        let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
+        let mut pool = null_mut();
         let mut p = desc!(replayssm_pool_desc {
             family: spec.family,
             n_layers: spec.layers as i32,
@@ -331,12 +346,8 @@ impl Rig {
         } else {
             (p.nheads, p.headdim, p.dstate, p.ngroups) = (heads, headdim, dstate, groups);
         }
-        // SAFETY: descriptors and out-parameters are locals.
-        unsafe {
-            ok(replayssm_context_create(&c, &mut context));
-            ok(replayssm_slots_create(context, &s, &mut slots));
-            ok(replayssm_layers_create(slots, &p, null(), 0, &mut pool));
-        }
+        // SAFETY: the descriptor and the out-parameter are locals.
+        ok(unsafe { replayssm_layers_create(slots, &p, null(), 0, &mut pool) });
         let rig = Rig { spec, params, context, slots, pool };
         rig.poison_rings();
         rig
@@ -405,7 +416,7 @@ impl Rig {
         self.commit_batch(rows, false, 0, Some(counts));
     }
 
-    fn commit_batch(&self, rows: &[Row], extend: bool, keep_tail: i32, counts: Option<&[i32]>) {
+    pub fn commit_batch(&self, rows: &[Row], extend: bool, keep_tail: i32, counts: Option<&[i32]>) {
         let batch = BatchData::new(self, rows, extend, keep_tail);
         let args = desc!(replayssm_commit_args { counts: counts.map_or(null(), <[i32]>::as_ptr) });
         self.in_parts(|exec| {
@@ -804,6 +815,30 @@ impl Token {
             .collect();
         Token { x, b, c, dt, z: vec![], beta }
     }
+}
+
+/// Plain outputs of tokens on slot `slot`, from an empty state at position 0.
+pub fn plain(rig: &Rig, slot: usize, tokens: &[Vec<Token>]) -> Vec<Vec<u32>> {
+    rig.reset(slot, slot, 0);
+    rig.extend(&[Row::new(slot, tokens)], 0).remove(0)
+}
+
+/// A step of one token, committed.
+pub fn decode_one(rig: &Rig, slot: usize, token: &[Token]) -> Vec<u32> {
+    let row = Row::new(slot, &[token.to_vec()]);
+    let out = rig.step(std::slice::from_ref(&row)).remove(0).remove(0);
+    rig.commit(&[row], &[1]);
+    out
+}
+
+pub fn assert_same_state(rig: &Rig, a: usize, b: usize) {
+    for layer in 0..rig.spec.layers {
+        assert!(rig.export(layer, a, a, None) == rig.export(layer, b, b, None), "layer {layer}: states differ");
+    }
+}
+
+pub fn no_faults(rig: &Rig) {
+    assert_eq!(rig.faults(false).bits, 0);
 }
 
 /// A hash of bits, for equality over many values.

@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "misuse.h"
 
+#include <math.h>
+
 static replayssm_status step(const replayssm_batch *batch, const replayssm_mamba2_args *args) {
   return replayssm_mamba2_step(mamba, 0, batch, args, NULL);
 }
@@ -155,6 +157,88 @@ void calls(void) {
   BAD_COMMIT(counts = ids; d.counts_stride = INT64_MIN, INVALID, "commit_args.counts_stride");
   batch.flags = REPLAYSSM_BATCH_EXTEND;
   BAD_COMMIT(counts = ids, INVALID, "commit_args.counts");
+}
+
+#define BAD_DELTA_ARGS(assignment, status, word) \
+  SPOIL(replayssm_delta_args, good_delta_args(), assignment, status, word, replayssm_delta_step(delta, 0, &batch, &d, NULL))
+
+void delta_calls(void) {
+  replayssm_batch batch = good_batch();
+  replayssm_delta_args args = good_delta_args();
+  const float nan = NAN;
+  WORKS(replayssm_delta_step(delta, 0, &batch, &args, NULL));
+  FAILS(INVALID, "layer", replayssm_delta_step(delta, LAYERS, &batch, &args, NULL));
+  FAILS(INVALID, "layer", replayssm_delta_step(delta, INT32_MIN, &batch, &args, NULL));
+  FAILS(INVALID, "batch.flags", replayssm_delta_extend(delta, 0, &batch, &args, NULL));
+  SPOIL(replayssm_batch, good_batch(), flags = REPLAYSSM_BATCH_EXTEND, INVALID, "batch.flags",
+        replayssm_delta_step(delta, 0, &d, &args, NULL));
+  SPOIL(replayssm_batch, good_batch(), tokens = 5, INVALID, "batch.tokens", replayssm_delta_step(delta, 0, &d, &args, NULL));
+
+  BAD_INPUT(BAD_DELTA_ARGS, q);
+  BAD_INPUT(BAD_DELTA_ARGS, k);
+  BAD_INPUT(BAD_DELTA_ARGS, v);
+  BAD_INPUT(BAD_DELTA_ARGS, g);
+  BAD_INPUT(BAD_DELTA_ARGS, beta);
+  BAD_INPUT(BAD_DELTA_ARGS, out);
+  BAD_TENSOR(BAD_DELTA_ARGS, A_log);
+  BAD_TENSOR(BAD_DELTA_ARGS, dt_bias);
+  BAD_DELTA_ARGS(q.data = NULL, INVALID, "args.q");
+  BAD_DELTA_ARGS(k.data = NULL, INVALID, "args.k");
+  BAD_DELTA_ARGS(v.data = NULL, INVALID, "args.v");
+  BAD_DELTA_ARGS(g.data = NULL, INVALID, "args.g");
+  BAD_DELTA_ARGS(beta.data = NULL, INVALID, "args.beta");
+  BAD_DELTA_ARGS(out.data = NULL, INVALID, "args.out");
+  BAD_DELTA_ARGS(q.dtype = REPLAYSSM_BF16, INVALID, "args.q.dtype");
+  BAD_DELTA_ARGS(k.dtype = REPLAYSSM_F16, INVALID, "args.k.dtype");
+  BAD_DELTA_ARGS(v.dtype = REPLAYSSM_BF16, INVALID, "args.v.dtype");
+  BAD_DELTA_ARGS(out.dtype = REPLAYSSM_F16, INVALID, "args.out.dtype");
+  BAD_DELTA_ARGS(out.stride_head = 0, INVALID, "args.out.stride_head");
+  BAD_DELTA_ARGS(out.stride_token = DIM - 1, INVALID, "args.out.stride_token");
+  BAD_DELTA_ARGS(out.stride_row = 0, INVALID, "args.out.stride_row");
+
+  BAD_DELTA_ARGS(gate = 3, UNSUPPORTED, "args.gate");
+  BAD_DELTA_ARGS(gate = -1, UNSUPPORTED, "args.gate");
+  BAD_DELTA_ARGS(A_log.data = NULL, INVALID, "args.A_log is absent");
+  BAD_DELTA_ARGS(gate = REPLAYSSM_GATE_LOG_DECAY, INVALID, "args.A_log is given");
+  BAD_DELTA_ARGS(gate = REPLAYSSM_GATE_LOG_DECAY; d.A_log.data = NULL, INVALID, "args.dt_bias is given");
+  BAD_DELTA_ARGS(gate = REPLAYSSM_GATE_LOWER_BOUND, INVALID, "args.lower_bound");
+  BAD_DELTA_ARGS(gate = REPLAYSSM_GATE_LOWER_BOUND; d.lower_bound = 1.0f, INVALID, "args.lower_bound");
+  BAD_DELTA_ARGS(gate = REPLAYSSM_GATE_LOWER_BOUND; d.lower_bound = nan, INVALID, "args.lower_bound");
+  BAD_DELTA_ARGS(lower_bound = -1.0f, INVALID, "args.lower_bound");
+  BAD_DELTA_ARGS(lower_bound = nan, INVALID, "args.lower_bound");
+  BAD_DELTA_ARGS(scale = nan, INVALID, "args.scale");
+  BAD_DELTA_ARGS(l2norm_eps = nan, INVALID, "args.l2norm_eps");
+  BAD_DELTA_ARGS(l2norm_eps = -1e-6f, INVALID, "args.l2norm_eps");
+  BAD_DELTA_ARGS(no_l2norm = 2, UNSUPPORTED, "args.no_l2norm");
+  BAD_DELTA_ARGS(no_l2norm = -1, UNSUPPORTED, "args.no_l2norm");
+  BAD_DELTA_ARGS(beta_processed = 2, UNSUPPORTED, "args.beta_processed");
+  BAD_DELTA_ARGS(beta_processed = -1, UNSUPPORTED, "args.beta_processed");
+  BAD_DELTA_ARGS(reserved = 1, UNSUPPORTED, "args.reserved");
+  args.gate = REPLAYSSM_GATE_LOWER_BOUND, args.lower_bound = -5.0f;
+  WORKS(replayssm_delta_step(delta, 0, &batch, &args, NULL));
+
+  /* GDN has one decay per head, and a 16-bit state has no room for the fp32 one that a reset would convert. */
+  replayssm_pool_desc desc = good_delta();
+  replayssm_layers *gdn = NULL;
+  desc.family = REPLAYSSM_GDN;
+  desc.format = REPLAYSSM_FORMAT_BF16;
+  WORKS(replayssm_layers_create(slots, &desc, NULL, 0, &gdn));
+  FAILS(INVALID, "args.gate is REPLAYSSM_GATE_LOWER_BOUND", replayssm_delta_step(gdn, 0, &batch, &args, NULL));
+  args = good_delta_args();
+  args.g = tensor(data + 2048, 2 * HEADS, HEADS, 1);
+  WORKS(replayssm_delta_step(gdn, 0, &batch, &args, NULL));
+  args.gate = REPLAYSSM_GATE_LOG_DECAY, args.A_log.data = NULL, args.dt_bias.data = NULL;
+  WORKS(replayssm_delta_step(gdn, 0, &batch, &args, NULL));
+  replayssm_list list = good_list();
+  replayssm_reset_args reset = REPLAYSSM_INIT(replayssm_reset_args);
+  static const int64_t positions[2] = {5, 6};
+  reset.position = positions, reset.keep_checkpoint = 1, reset.convert = 1;
+  FAILS(INVALID, "reset_args.convert", replayssm_reset(slots, &list, &reset, NULL));
+  CHECK(position_of(0) == 0 && position_of(1) == 0);
+  replayssm_layers_destroy(gdn);
+  WORKS(replayssm_reset(slots, &list, &reset, NULL));
+  CHECK(position_of(0) == 5 && position_of(1) == 6);
+  WORKS(replayssm_reset(slots, &list, NULL, NULL));
 }
 
 #define BAD_LIST(assignment, status, word) \

@@ -45,6 +45,10 @@ static replayssm_status with_conv_args(void) {
   replayssm_batch b = good_batch();
   return replayssm_conv1d_step(conv, 0, &b, (const replayssm_conv1d_args *)described, NULL);
 }
+static replayssm_status with_delta_args(void) {
+  replayssm_batch b = good_batch();
+  return replayssm_delta_step(delta, 0, &b, (const replayssm_delta_args *)described, NULL);
+}
 static replayssm_status with_exec(void) {
   replayssm_batch b = good_batch();
   b.tokens = 0;
@@ -170,6 +174,8 @@ void descriptors(void) {
   DESCRIPTOR(replayssm_batch, good_batch(), false, with_commit_batch);
   DESCRIPTOR(replayssm_mamba2_args, good_args(), false, with_args);
   DESCRIPTOR(replayssm_conv1d_args, good_conv_args(), false, with_conv_args);
+  DESCRIPTOR(replayssm_pool_desc, good_delta(), false, with_pool_desc);
+  DESCRIPTOR(replayssm_delta_args, good_delta_args(), false, with_delta_args);
   DESCRIPTOR(replayssm_exec, REPLAYSSM_INIT(replayssm_exec), true, with_exec);
   DESCRIPTOR(replayssm_commit_args, REPLAYSSM_INIT(replayssm_commit_args), true, with_commit_args);
   DESCRIPTOR(replayssm_list, good_list(), false, with_list);
@@ -196,6 +202,8 @@ static replayssm_status create_slots(const replayssm_slots_desc *d) {
   SPOIL(replayssm_slots_desc, good_slots(), assignment, status, word, create_slots(&d))
 #define BAD_MAMBA(assignment, status, word) \
   SPOIL(replayssm_pool_desc, good_mamba(), assignment, status, word, create_pool(&d, NULL, 0))
+#define BAD_DELTA(assignment, status, word) \
+  SPOIL(replayssm_pool_desc, good_delta(), assignment, status, word, create_pool(&d, NULL, 0))
 #define BAD_CONV(assignment, status, word) \
   SPOIL(replayssm_pool_desc, good_conv(), assignment, status, word, create_pool(&d, NULL, 0))
 
@@ -268,6 +276,47 @@ void creation(void) {
   BAD_MAMBA(n_sections = 1, INVALID, "pool_desc.section_channels");
   BAD_MAMBA(n_sections = -1, INVALID, "pool_desc.n_sections");
   BAD_MAMBA(reserved = 1, UNSUPPORTED, "pool_desc.reserved");
+
+  BAD_DELTA(family = REPLAYSSM_MAMBA2, INVALID, "pool_desc.H");
+  BAD_DELTA(H = 0, INVALID, "pool_desc.H");
+  BAD_DELTA(H = -1, INVALID, "pool_desc.H");
+  BAD_DELTA(H = INT32_MAX, UNSUPPORTED, "pool_desc.H");
+  BAD_DELTA(H = 3, INVALID, "pool_desc.HV");
+  BAD_DELTA(H = 8, INVALID, "pool_desc.HV");
+  BAD_DELTA(HV = 0, INVALID, "pool_desc.HV");
+  BAD_DELTA(HV = 5, INVALID, "pool_desc.HV is 5; expected a multiple of H, which is 2");
+  BAD_DELTA(HV = INT32_MIN, INVALID, "pool_desc.HV");
+  BAD_DELTA(HV = INT32_MAX, UNSUPPORTED, "pool_desc.HV");
+  BAD_DELTA(K = 0, INVALID, "pool_desc.K");
+  BAD_DELTA(K = 257, UNSUPPORTED, "pool_desc.K");
+  BAD_DELTA(K = INT32_MIN, INVALID, "pool_desc.K");
+  BAD_DELTA(V = 0, INVALID, "pool_desc.V");
+  BAD_DELTA(V = 257, UNSUPPORTED, "pool_desc.V");
+  BAD_DELTA(V = INT32_MAX, UNSUPPORTED, "pool_desc.V");
+  BAD_DELTA(head_map = 2, UNSUPPORTED, "pool_desc.head_map");
+  BAD_DELTA(head_map = -1, UNSUPPORTED, "pool_desc.head_map");
+  BAD_DELTA(u_dtype = REPLAYSSM_F16, UNSUPPORTED, "pool_desc.u_dtype");
+  BAD_DELTA(u_dtype = REPLAYSSM_BF16, INVALID, "pool_desc.u_dtype");
+  BAD_DELTA(u_dtype = REPLAYSSM_I64, INVALID, "pool_desc.u_dtype");
+  BAD_DELTA(u_dtype = 99, UNSUPPORTED, "pool_desc.u_dtype");
+  BAD_DELTA(io = REPLAYSSM_I32, INVALID, "pool_desc.io");
+  BAD_DELTA(out = 4, UNSUPPORTED, "pool_desc.out");
+  BAD_DELTA(format = 5, UNSUPPORTED, "pool_desc.format");
+  BAD_DELTA(format = -1, UNSUPPORTED, "pool_desc.format");
+  BAD_DELTA(readout = 4, UNSUPPORTED, "pool_desc.readout");
+  BAD_DELTA(readout = -1, UNSUPPORTED, "pool_desc.readout");
+  BAD_DELTA(readout = REPLAYSSM_READOUT_HIGH, INVALID, "pool_desc.readout");
+  BAD_DELTA(readout = REPLAYSSM_READOUT_HIGH; d.format = REPLAYSSM_FORMAT_F16, INVALID, "pool_desc.readout");
+  BAD_DELTA(stochastic_rounding = 1, INVALID, "pool_desc.stochastic_rounding");
+  BAD_DELTA(stochastic_rounding = 2; d.format = REPLAYSSM_FORMAT_BF16, UNSUPPORTED, "pool_desc.stochastic_rounding");
+  BAD_DELTA(nheads = 1, INVALID, "pool_desc.nheads");
+  BAD_DELTA(headdim = 1, INVALID, "pool_desc.headdim");
+  BAD_DELTA(dstate = 1, INVALID, "pool_desc.dstate");
+  BAD_DELTA(ngroups = 1, INVALID, "pool_desc.ngroups");
+  BAD_DELTA(channels = 1, INVALID, "pool_desc.channels");
+  BAD_DELTA(width = 4, INVALID, "pool_desc.width");
+  BAD_DELTA(n_sections = 1, INVALID, "pool_desc.section_channels");
+  BAD_DELTA(reserved = 1, UNSUPPORTED, "pool_desc.reserved");
 
   BAD_CONV(channels = 0, INVALID, "pool_desc.channels");
   BAD_CONV(channels = INT32_MAX, UNSUPPORTED, "pool_desc.channels");

@@ -111,6 +111,20 @@ static replayssm_status on_conv1d_extend(const void *h) {
   return replayssm_conv1d_extend((const replayssm_layers *)h, 0, &b, &a, NULL);
 }
 
+static replayssm_status on_delta_step(const void *h) {
+  replayssm_batch b = good_batch();
+  replayssm_delta_args a = good_delta_args();
+  return replayssm_delta_step((const replayssm_layers *)h, 0, &b, &a, NULL);
+}
+
+static replayssm_status on_delta_extend(const void *h) {
+  replayssm_batch b = good_batch();
+  replayssm_delta_args a = good_delta_args();
+  b.n_rows = 0;
+  b.flags = REPLAYSSM_BATCH_EXTEND;
+  return replayssm_delta_extend((const replayssm_layers *)h, 0, &b, &a, NULL);
+}
+
 static replayssm_status on_import(const void *h) {
   replayssm_list l = good_list();
   replayssm_state s = good_state();
@@ -124,7 +138,7 @@ static replayssm_status on_export(const void *h) {
   return replayssm_export((const replayssm_layers *)h, &l, NULL, &s, NULL);
 }
 
-enum kind { CONTEXT, SLOTS_HANDLE, MAMBA, CONV };
+enum kind { CONTEXT, SLOTS_HANDLE, MAMBA, CONV, DELTA };
 static const struct {
   const char *name;
   enum kind kind;
@@ -146,6 +160,8 @@ static const struct {
     {"mamba2_extend", MAMBA, on_mamba2_extend},
     {"conv1d_step", CONV, on_conv1d_step},
     {"conv1d_extend", CONV, on_conv1d_extend},
+    {"delta_step", DELTA, on_delta_step},
+    {"delta_extend", DELTA, on_delta_extend},
     {"import", MAMBA, on_import},
     {"export", MAMBA, on_export},
 };
@@ -158,8 +174,8 @@ static const char *argument(enum kind kind) {
 }
 
 static const void *live(enum kind kind) {
-  return kind == CONTEXT ? (const void *)context
-                         : kind == SLOTS_HANDLE ? (const void *)slots : kind == MAMBA ? (const void *)mamba : conv;
+  const void *objects[] = {context, slots, mamba, conv, delta};
+  return objects[kind];
 }
 
 static uint64_t random_state = 12345;
@@ -189,7 +205,7 @@ static void bad_handle_for(int i, const void *handle, const char *reason) {
 }
 
 static bool is_live(const void *handle) {
-  return handle == context || handle == slots || handle == mamba || handle == conv;
+  return handle == context || handle == slots || handle == mamba || handle == conv || handle == delta;
 }
 
 static void destroy_does_nothing(const void *handle) {
@@ -212,7 +228,7 @@ void handles(void) {
       bad_handle_for(i, foreign[j], "it was not made by this library");
       destroy_does_nothing(foreign[j]);
     }
-    for (int kind = CONTEXT; kind <= CONV; kind++) {
+    for (int kind = CONTEXT; kind <= DELTA; kind++) {
       bool same = kind == (int)functions[i].kind || (kind >= MAMBA && functions[i].kind >= MAMBA);
       if (!same) bad_handle_for(i, live((enum kind)kind), "it is a handle of another type");
     }
@@ -237,6 +253,14 @@ void handles(void) {
   replayssm_conv1d_args v = good_conv_args();
   FAILS(REPLAYSSM_INVALID_HANDLE, "layers", replayssm_mamba2_step(conv, 0, &b, &a, NULL));
   FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_conv1d_step(mamba, 0, &b, &v, NULL));
+  replayssm_delta_args k = good_delta_args();
+  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_delta_step(mamba, 0, &b, &k, NULL));
+  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_delta_step(conv, 0, &b, &k, NULL));
+  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_mamba2_step(delta, 0, &b, &a, NULL));
+  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_conv1d_step(delta, 0, &b, &v, NULL));
+  b.flags = REPLAYSSM_BATCH_EXTEND;
+  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_delta_extend(mamba, 0, &b, &k, NULL));
+  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_mamba2_extend(delta, 0, &b, &a, NULL));
 }
 
 /* Destroyed in every order, twice, and used afterwards. A child keeps its parents. */
@@ -244,21 +268,21 @@ void destroying(void) {
   static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
   replayssm_context *keep_context = context;
   replayssm_slots *keep_slots = slots;
-  replayssm_layers *keep_mamba = mamba, *keep_conv = conv;
+  replayssm_layers *keep_mamba = mamba, *keep_conv = conv, *keep_delta = delta;
   for (int order = 0; order < 6; order++) {
-    bool alive[4] = {true, true, true, true};
+    bool alive[] = {true, true, true, true, true};
     create_all();
-    const void *objects[4] = {context, slots, mamba, conv};
+    const void *objects[] = {context, slots, mamba, conv, delta};
     for (int k = 0; k < 3; k++) {
       for (int twice = 0; twice < 2; twice++) {
         switch (orders[order][k]) {
           case 0: replayssm_context_destroy(context); break;
           case 1: replayssm_slots_destroy(slots); break;
-          default: replayssm_layers_destroy(mamba), replayssm_layers_destroy(conv); break;
+          default: replayssm_layers_destroy(mamba), replayssm_layers_destroy(conv), replayssm_layers_destroy(delta); break;
         }
       }
       alive[orders[order][k]] = false;
-      alive[CONV] = alive[MAMBA];
+      alive[CONV] = alive[DELTA] = alive[MAMBA];
       for (int i = 0; i < FUNCTIONS; i++) {
         enum kind kind = functions[i].kind;
         if (alive[kind]) {
@@ -272,7 +296,7 @@ void destroying(void) {
         }
       }
     }
-    context = keep_context, slots = keep_slots, mamba = keep_mamba, conv = keep_conv;
+    context = keep_context, slots = keep_slots, mamba = keep_mamba, conv = keep_conv, delta = keep_delta;
   }
   /* The places of destroyed objects are used again, under other handles. */
   replayssm_context *first = NULL, *second = NULL;

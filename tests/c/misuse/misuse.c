@@ -8,7 +8,7 @@ bool short_run;
 
 replayssm_context *context;
 replayssm_slots *slots;
-replayssm_layers *mamba, *conv;
+replayssm_layers *mamba, *conv, *delta;
 
 float data[1 << 14];
 float out[1 << 14];
@@ -41,16 +41,18 @@ void worked(const char *file, int line, const char *call, replayssm_status found
 void create_all(void) {
   replayssm_context_desc c = REPLAYSSM_INIT(replayssm_context_desc);
   replayssm_slots_desc s = good_slots();
-  replayssm_pool_desc m = good_mamba(), v = good_conv();
+  replayssm_pool_desc m = good_mamba(), v = good_conv(), k = good_delta();
   c.n_threads = 2;
   WORKS(replayssm_context_create(&c, &context));
   WORKS(replayssm_slots_create(context, &s, &slots));
   WORKS(replayssm_layers_create(slots, &m, NULL, 0, &mamba));
   WORKS(replayssm_layers_create(slots, &v, NULL, 0, &conv));
+  WORKS(replayssm_layers_create(slots, &k, NULL, 0, &delta));
   for (int i = 0; i < 1 << 14; i++) data[i] = (float)(i % 13 - 6) * 0.125f;
 }
 
 void destroy_all(void) {
+  replayssm_layers_destroy(delta);
   replayssm_layers_destroy(conv);
   replayssm_layers_destroy(mamba);
   replayssm_slots_destroy(slots);
@@ -68,6 +70,7 @@ int main(int argc, char **argv) {
   creation();
   lending();
   calls();
+  delta_calls();
   lists();
   device_faults();
   ids_and_buffers();

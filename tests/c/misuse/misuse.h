@@ -31,11 +31,12 @@ void forget_message(void);
 #define FAILS(status, word, call) failed(__FILE__, __LINE__, #call, (status), (word), (forget_message(), (call)))
 #define WORKS(call) worked(__FILE__, __LINE__, #call, (call))
 
-/* The library's objects that calls are made on. Two layers, 4 heads of 8 x 8 in 2 groups; a convolution of 20 channels. */
+/* The library's objects that calls are made on. Two layers, 4 heads of 8 x 8 in 2 groups; a convolution of 20 channels;
+ * KDA with the sizes of Mamba-2. */
 enum { LAYERS = 2, HEADS = 4, DIM = 8, STATE = 8, GROUPS = 2, CHANNELS = 20, WIDTH = 4, SLOTS = 4, RINGS = 3 };
 extern replayssm_context *context;
 extern replayssm_slots *slots;
-extern replayssm_layers *mamba, *conv;
+extern replayssm_layers *mamba, *conv, *delta;
 void create_all(void);
 void destroy_all(void);
 
@@ -53,6 +54,7 @@ void descriptors(void);
 void creation(void);
 void lending(void);
 void calls(void);
+void delta_calls(void);
 void lists(void);
 void device_faults(void);
 void ids_and_buffers(void);
@@ -97,6 +99,19 @@ static inline replayssm_pool_desc good_conv(void) {
   return d;
 }
 
+static inline replayssm_pool_desc good_delta(void) {
+  replayssm_pool_desc d = REPLAYSSM_INIT(replayssm_pool_desc);
+  d.family = REPLAYSSM_KDA;
+  d.n_layers = LAYERS;
+  d.io = REPLAYSSM_F32;
+  d.format = REPLAYSSM_FORMAT_F32;
+  d.H = GROUPS;
+  d.HV = HEADS;
+  d.K = STATE;
+  d.V = DIM;
+  return d;
+}
+
 static inline replayssm_ids good_ids(const int32_t *array) {
   replayssm_ids i = {array, 0, REPLAYSSM_I32, 0};
   return i;
@@ -135,6 +150,19 @@ static inline replayssm_conv1d_args good_conv_args(void) {
   a.out = tensor(out, 48, 24, 12);
   a.weight = tensor(data + 512, 0, 0, WIDTH);
   a.bias = tensor(data + 1024, 0, 0, 1);
+  return a;
+}
+
+static inline replayssm_delta_args good_delta_args(void) {
+  replayssm_delta_args a = REPLAYSSM_INIT(replayssm_delta_args);
+  a.q = tensor(data, 2 * GROUPS * STATE, GROUPS * STATE, STATE);
+  a.k = tensor(data + 512, 2 * GROUPS * STATE, GROUPS * STATE, STATE);
+  a.v = tensor(data + 1024, 2 * HEADS * DIM, HEADS * DIM, DIM);
+  a.g = tensor(data + 2048, 2 * HEADS * STATE, HEADS * STATE, STATE);
+  a.beta = tensor(data + 3072, 2 * HEADS, HEADS, 1);
+  a.A_log = tensor(data + 3200, 0, 0, 1);
+  a.dt_bias = tensor(data + 3264, 0, 0, STATE);
+  a.out = tensor(out, 2 * HEADS * DIM, HEADS * DIM, DIM);
   return a;
 }
 
