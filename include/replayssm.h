@@ -318,7 +318,7 @@ typedef struct replayssm_pool_desc {
   uint32_t struct_size;
   /* REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA or REPLAYSSM_CONV1D. */
   replayssm_family family;
-  /* Layers, at least 1. */
+  /* Layers, 1 to 2^20. */
   int32_t n_layers;
   /* Activation dtype of x, B, C, z or q, k, v. Gates and parameters carry their own. */
   replayssm_dtype io;
@@ -330,7 +330,7 @@ typedef struct replayssm_pool_desc {
   replayssm_readout readout;
   /* BF16 and F16: 1 rounds stochastically (Philox4x32-10; key: the ring's seed; counter: position, layer, element / 4). */
   int32_t stochastic_rounding;
-  /* Mamba-2: heads. */
+  /* Mamba-2: heads, up to 2^20, as all counts of heads, groups and channels. */
   int32_t nheads;
   /* Mamba-2: rows of a head's state, 1 to 256. */
   int32_t headdim;
@@ -398,7 +398,7 @@ typedef struct replayssm_lent {
   uint32_t struct_size;
   /* REPLAYSSM_COMPONENT_*, each at most once. */
   replayssm_component_kind kind;
-  /* Layer 0 of slot 0, aligned to 16 bytes. Stays the caller's, and must outlive the pool. */
+  /* Layer 0 of slot 0, aligned to 16 bytes (tags: 8, here and below). Stays the caller's, and must outlive the pool. */
   void *base;
   /* Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings). */
   int64_t layer_stride_bytes;
@@ -482,7 +482,8 @@ typedef struct replayssm_batch {
   const int32_t *cu_seqlens;
   /* [n_rows], nonzero: fold the row's committed history in this step. NULL: none. */
   const uint8_t *flush;
-  /* [n_rows]: the commit skips rows whose ring is of another generation. NULL: it skips none. */
+  /* [n_rows]: the commit skips rows whose ring is of another generation; steps and extends run them all the same. NULL: it skips
+   * none. */
   const uint32_t *generation;
 } replayssm_batch;
 
@@ -616,7 +617,7 @@ typedef struct replayssm_reset_args {
   int32_t convert;
   /* Zero. */
   uint32_t reserved;
-  /* Tokens already in the state, 0 to 2^60. NULL: 0. */
+  /* Tokens already in the state, 0 to 2^60, where positions end: a commit beyond sets FAULT_POSITION and moves nothing. NULL: 0. */
   const int64_t *position;
   /* Generation of the ring from now on. NULL: one more than before. */
   const uint32_t *generation;
@@ -636,7 +637,7 @@ typedef struct replayssm_state {
   int32_t layer;
   /* Element 0, in the context's memory. */
   void *data;
-  /* Elements from entry to entry; 0 = dense, here and below. */
+  /* Elements from entry to entry; 0 = dense, here and below: [entry, layer, head, row, column], layers only with layer -1. */
   int64_t stride_entry;
   /* Elements from layer to layer. */
   int64_t stride_layer;

@@ -175,7 +175,9 @@ fn build(folder: &str, compiler: &Compiler, sources: &[&str], flags: &[&str], li
     let scratch = scratch(folder);
     let links = library_folder(&scratch, library);
     let out = scratch.join("program");
-    Program { compiler, language: Language::C11, sources, flags, library: &links, out }.build()
+    let cxx = sources.iter().any(|source| source.ends_with(".cpp"));
+    let language = if cxx { Language::Cxx17 } else { Language::C11 };
+    Program { compiler, language, sources, flags, library: &links, out }.build()
 }
 
 /// Runs a program; it must succeed and print its last line, which starts with its name.
@@ -222,6 +224,13 @@ fn faulty_library() -> PathBuf {
     command.arg("--manifest-path").arg(root().join("Cargo.toml")).arg("--target-dir").arg(&target);
     succeed(command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env_remove("RUSTC_BOOTSTRAP"));
     target.join("debug/libreplayssm.so")
+}
+
+#[test]
+fn a_failing_call_at_thread_exit_does_not_abort_and_no_environment_is_read() {
+    let program = build("thread-exit", &system_compiler(), &["c/thread_exit.cpp"], &["-pthread"], &library());
+    let output = succeed(&mut Command::new(program));
+    assert_eq!(text(&output), "thread exit: ok\n");
 }
 
 #[test]

@@ -1032,3 +1032,160 @@ fn statistics_are_the_bytes_that_moved() {
         assert_eq!(delta(), [elements * 4, elements * 4, 0, 0], "extend: one read and one write");
     }
 }
+
+/// Memory that was lent and never reset holds anything: tags of -1 among it.
+#[test]
+fn a_negative_tag_is_never_believed() {
+    let rig = Rig::new(Spec { layers: 1, ..Spec::default() });
+    let c = *rig.components().iter().find(|c| c.kind == REPLAYSSM_COMPONENT_TAGS).unwrap();
+    // SAFETY: slot 0's tags; no call is running.
+    unsafe { std::ptr::write_bytes(c.base.cast::<u8>(), 0xFF, c.bytes as usize) };
+    let out = rig.step(&[Row::new(0, &rig.tokens(&mut Rng(40), 2))]);
+    assert!(out[0].iter().flatten().all(|&b| b == 0));
+    assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
+    assert!(rig.export(0, 0, 0, Some(-1)).iter().all(|&b| b == 0x7FC0_1234));
+    assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
+}
+
+/// The tiles of a head may stand at different positions, as after a fold that was cut short.
+#[test]
+fn tiles_of_a_head_may_stand_at_different_positions() {
+    for (family, format) in common::FAMILIES.into_iter().zip([REPLAYSSM_FORMAT_F32; 3]) {
+        for readout in [REPLAYSSM_READOUT_EXACT, REPLAYSSM_READOUT_FULL] {
+            let spec = Spec { family, format, readout, schedule: REPLAYSSM_SCHEDULE_NONE, ..Spec::default() };
+            let rig = Rig::new(spec.clone());
+            let mut rng = Rng(41);
+            let tokens = rig.tokens(&mut rng, 9);
+            for pair in tokens.chunks(3) {
+                let rows = [Row::new(0, pair), Row::new(1, pair)];
+                rig.step(&rows);
+                rig.commit(&rows, &[3, 3]);
+            }
+            // Slot 1 folds; its second tile of every head (rows 16 to 19) and that tile's tag move to slot 0.
+            let last = rig.tokens(&mut rng, 3);
+            rig.step(&[Row { flush: true, ..Row::new(1, &last) }]);
+            let part = |kind| *rig.components().iter().find(|c| c.kind == kind).unwrap();
+            let (states, tags) = (part(REPLAYSSM_COMPONENT_CHECKPOINT), part(REPLAYSSM_COMPONENT_TAGS));
+            for head in 0..spec.heads {
+                let row = spec.dstate * 4;
+                let copies = [(states, (head * spec.headdim + 16) * row, 4 * row), (tags, (2 * head + 1) * 8, 8)];
+                for (c, offset, bytes) in copies {
+                    let to = c.base as usize + offset;
+                    // SAFETY: parts of slots 1 and 0; no call is running.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            (to as i64 + c.slot_stride_bytes) as *const u8,
+                            to as *mut u8,
+                            bytes,
+                        );
+                    }
+                }
+            }
+            assert_eq!(rig.tags(0, 0)[..2], [0, 9]);
+            let rows = [Row::new(0, &last), Row::new(1, &last)];
+            let out = rig.step(&rows);
+            if readout == REPLAYSSM_READOUT_EXACT {
+                assert!(out[0] == out[1], "family {family}");
+            } else {
+                let values = |o: &[Vec<u32>]| o.iter().flatten().map(|&b| decode(spec.out, b)).collect::<Vec<_>>();
+                assert!(relative(&values(&out[0]), &values(&out[1])) < 2e-6, "family {family}");
+            }
+            rig.commit(&rows, &[3, 3]);
+            assert_same_state(&rig, 0, 1);
+            no_faults(&rig);
+        }
+    }
+}
+
+/// What overlaps, or is named twice, is refused before anything happens.
+#[test]
+fn overlaps_and_repetitions_are_refused() {
+    let rig = Rig::new(Spec { layers: 1, ..Spec::default() });
+    let rows = [Row::new(0, &rig.tokens(&mut Rng(42), 2)), Row::new(1, &rig.tokens(&mut Rng(43), 2))];
+    let io = Inputs::new(&rig.spec, &rig.params[0], &rows, 0);
+    let data = BatchData::new(&rig, &rows, false, 0);
+    let mut args = io.args(&rig.spec);
+    (args.out.stride_token, args.out.stride_head) = (20, 20);
+    // SAFETY: everything lives until the call returns.
+    let status = unsafe { replayssm_mamba2_step(rig.pool, 0, &data.desc(), &args, null()) };
+    assert_eq!(status, REPLAYSSM_INVALID_ARGUMENT);
+    assert!(message().starts_with("args.out.stride_"), "{}", message());
+
+    let ids = [2i64, -1, 2];
+    let list = desc!(replayssm_list { n: 3, place: REPLAYSSM_HOST, slots: ids64(&ids), rings: ids64(&ids) });
+    let n = [1, -7, 1];
+    // SAFETY: everything lives until the calls return.
+    let statuses = unsafe {
+        [
+            replayssm_reset(rig.slots, &list, null(), null()),
+            replayssm_rewind(rig.slots, &list, n.as_ptr(), std::ptr::null_mut(), null()),
+        ]
+    };
+    assert_eq!(statuses, [REPLAYSSM_INVALID_ARGUMENT; 2]);
+    assert_eq!(message(), "list.slots[2] is 2; expected an id that entry 0 does not name");
+    // A skipped entry's other values do not matter.
+    let (ids, position) = ([2i64, -1], [5i64, -5]);
+    let list = desc!(replayssm_list { n: 2, place: REPLAYSSM_HOST, slots: ids64(&ids), rings: ids64(&ids) });
+    let reset = desc!(replayssm_reset_args { position: position.as_ptr() });
+    // SAFETY: everything lives until the call returns.
+    ok(unsafe { replayssm_reset(rig.slots, &list, &reset, null()) });
+    assert_eq!(rig.cursor(2).position, 5);
+
+    // Lent memory in which a layer's slots and a slot's layers would share bytes.
+    let mut memory = vec![0u64; 1 << 16];
+    let pool = desc!(replayssm_pool_desc {
+        family: REPLAYSSM_MAMBA2,
+        n_layers: 3,
+        io: REPLAYSSM_BF16,
+        nheads: 1,
+        headdim: 16,
+        dstate: 16,
+        ngroups: 1,
+    });
+    let base = (memory.as_mut_ptr() as usize).next_multiple_of(16) as *mut std::ffi::c_void;
+    for (layer, slot, fits) in [(1024, 1024, false), (8192, 1024, true), (1024, 3072, true), (4096, 1024, false)] {
+        let lent = desc!(replayssm_lent {
+            kind: REPLAYSSM_COMPONENT_CHECKPOINT,
+            base: base,
+            layer_stride_bytes: layer,
+            slot_stride_bytes: slot,
+        });
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: descriptors and out-parameters are locals; the memory outlives the pool.
+        let status = unsafe { replayssm_layers_create(rig.slots, &pool, &lent, 1, &mut handle) };
+        assert_eq!(status == REPLAYSSM_OK, fits, "layers {layer}, slots {slot}: {}", message());
+        replayssm_layers_destroy(handle);
+    }
+}
+
+/// A padding id may lie beyond every count, and the row's other id may be anything.
+#[test]
+fn null_rows_are_silent_whatever_their_other_id() {
+    let rig = Rig::new(Spec { layers: 1, ..Spec::default() });
+    let rows: Vec<Row> = [(1000, 1000), (-1, 5000), (5000, -1), (0, 0)]
+        .iter()
+        .map(|&(slot, ring)| Row { slot, ring, ..Row::new(0, &rig.tokens(&mut Rng(44), 1)) })
+        .collect();
+    let io = Inputs::new(&rig.spec, &rig.params[0], &rows, 0);
+    let data = BatchData::new(&rig, &rows, false, 0);
+    let mut batch = data.desc();
+    (batch.flags, batch.null_id) = (REPLAYSSM_BATCH_NULL_ID, 1000);
+    raw_step(&rig, &batch, &io);
+    // SAFETY: everything lives until the call returns.
+    ok(unsafe { replayssm_commit(rig.slots, &batch, null(), null()) });
+    no_faults(&rig);
+    assert_eq!(rig.cursor(0).position, 1);
+}
+
+/// Positions end at 2^60; a commit does not pass it.
+#[test]
+fn positions_end_where_the_header_says() {
+    let rig = Rig::new(Spec { layers: 1, ..Spec::default() });
+    rig.reset(0, 0, (1 << 60) - 1);
+    decode_one(&rig, 0, &rig.token(&mut Rng(45)));
+    assert_eq!((rig.cursor(0).position, rig.faults(true).bits), (1 << 60, 0));
+    decode_one(&rig, 0, &rig.token(&mut Rng(46)));
+    assert_eq!((rig.cursor(0).position, rig.faults(true).bits), (1 << 60, REPLAYSSM_FAULT_POSITION));
+    decode_one(&rig, 0, &rig.token(&mut Rng(47)));
+    assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION, "and nothing else");
+}

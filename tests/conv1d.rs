@@ -381,3 +381,20 @@ fn an_imported_window_is_used_whatever_the_position() {
     assert_eq!(size_of_dtype(conv.io), 2);
     assert_eq!(conv.faults(), 0);
 }
+
+/// A pool that joins slots whose positions have moved has no window there: a fault, until it is reset or imported.
+#[test]
+fn a_window_far_behind_the_position_is_a_fault() {
+    let conv = Conv::new(&Shape::default());
+    let mut rng = Rng(11);
+    let row = [(0i64, conv.tokens(&mut rng, 40))];
+    // Layer 0 alone moves on.
+    conv.call(0, &row, true, 0, false);
+    conv.commit(&row, true, 0, None);
+    assert_eq!(conv.faults(), 0);
+    let out = conv.call(1, &[(0, conv.tokens(&mut rng, 2))], false, 0, false);
+    assert!(out[0].iter().flatten().all(|&b| b == 0), "zeros, not an invented window");
+    assert_eq!(conv.faults(), REPLAYSSM_FAULT_POSITION);
+    conv.window(1, 0, None);
+    assert_eq!(conv.faults(), REPLAYSSM_FAULT_POSITION);
+}

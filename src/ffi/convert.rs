@@ -20,6 +20,16 @@ use crate::replay::layout::Component;
 use crate::replay::position::Convention;
 use crate::replay::slots::Lent;
 
+/// A field's part, as "batch.slots" and ".dtype"; made into text only for an error.
+#[derive(Clone, Copy)]
+pub(super) struct Part(&'static str, &'static str);
+
+impl From<Part> for Cow<'static, str> {
+    fn from(part: Part) -> Self {
+        format!("{}{}", part.0, part.1).into()
+    }
+}
+
 pub(super) fn zero(field: impl Into<Cow<'static, str>>, value: u32) -> Result<()> {
     if value == 0 { Ok(()) } else { Err(Error::unsupported(field, value, "0")) }
 }
@@ -37,23 +47,19 @@ fn address(at: usize) -> Address {
 }
 
 fn ids(from: &replayssm_ids, field: &'static str, n: i64) -> Result<Ids> {
-    zero(format!("{field}.reserved"), from.reserved)?;
+    zero(Part(field, ".reserved"), from.reserved)?;
     let index = match (n, from.dtype) {
         (0, 0) => IndexType::I32,
-        (_, raw) => IndexType::from_raw(raw, format!("{field}.dtype"))?,
+        (_, raw) => IndexType::from_raw(raw, Part(field, ".dtype"))?,
     };
     let stride = if from.stride == 0 { 1 } else { from.stride };
     let reach = stride.checked_abs().and_then(|s| s.checked_mul(n.max(1))).and_then(|s| s.checked_mul(8));
     if reach.is_none() {
-        return Err(Error::invalid(
-            format!("{field}.stride"),
-            from.stride,
-            "a stride whose reach fits an address space",
-        ));
+        return Err(Error::invalid(Part(field, ".stride"), from.stride, "a stride whose reach fits an address space"));
     }
     let data = match n {
-        0 => optional_pointer(from.data, format!("{field}.data"), index.size())?.unwrap_or(0),
-        _ => required(from.data, format!("{field}.data"), index.size())?,
+        0 => optional_pointer(from.data, Part(field, ".data"), index.size())?.unwrap_or(0),
+        _ => required(from.data, Part(field, ".data"), index.size())?,
     };
     Ok(Ids { data: address(data), stride, index })
 }
@@ -81,7 +87,7 @@ fn tensor(from: &replayssm_tensor, field: &'static str, idle: bool) -> Result<Te
 }
 
 fn optional_tensor(from: &replayssm_tensor, field: &'static str) -> Result<Option<Tensor>> {
-    zero(format!("{field}.reserved"), from.reserved)?;
+    zero(Part(field, ".reserved"), from.reserved)?;
     if from.data.is_null() {
         return Ok(None);
     }
@@ -90,7 +96,7 @@ fn optional_tensor(from: &replayssm_tensor, field: &'static str) -> Result<Optio
         row: from.stride_row,
         token: from.stride_token,
         head: from.stride_head,
-        dtype: Dtype::from_raw(from.dtype, format!("{field}.dtype"))?,
+        dtype: Dtype::from_raw(from.dtype, Part(field, ".dtype"))?,
     }))
 }
 
@@ -173,14 +179,17 @@ pub(super) fn delta(from: &replayssm_delta_args, batch: &Batch) -> Result<DeltaA
         2 => Gate::LogDecay,
         other => return Err(Error::unsupported("args.gate", other, "REPLAYSSM_GATE_*")),
     };
-    if gate != Gate::LowerBound(from.lower_bound) && from.lower_bound != 0.0 {
+    if !matches!(gate, Gate::LowerBound(_)) && from.lower_bound != 0.0 {
         return Err(Error::invalid("args.lower_bound", from.lower_bound, "0 without REPLAYSSM_GATE_LOWER_BOUND"));
     }
-    if from.scale.is_nan() {
-        return Err(Error::invalid("args.scale", from.scale, "a number"));
+    if !from.scale.is_finite() {
+        return Err(Error::invalid("args.scale", from.scale, "a finite number"));
     }
-    if from.l2norm_eps.is_nan() || from.l2norm_eps < 0.0 {
-        return Err(Error::invalid("args.l2norm_eps", from.l2norm_eps, "0 or more"));
+    if !(0.0..=f32::MAX).contains(&from.l2norm_eps) {
+        return Err(Error::invalid("args.l2norm_eps", from.l2norm_eps, "0 or a finite number above"));
+    }
+    if from.no_l2norm != 0 && from.l2norm_eps != 0.0 {
+        return Err(Error::invalid("args.l2norm_eps", from.l2norm_eps, "0 with no_l2norm"));
     }
     let eps = if from.l2norm_eps == 0.0 { 1e-6 } else { from.l2norm_eps };
     Ok(DeltaArgs {

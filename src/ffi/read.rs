@@ -110,8 +110,11 @@ pub(super) unsafe fn check_out<T: Descriptor>(to: *const T) -> Result<()> {
 }
 
 /// A pointer that must not be NULL and must be aligned to `alignment`.
-pub(super) fn required(pointer: *const c_void, field: impl Into<Cow<'static, str>>, alignment: usize) -> Result<usize> {
-    let field = field.into();
+pub(super) fn required(
+    pointer: *const c_void,
+    field: impl Into<Cow<'static, str>> + Clone,
+    alignment: usize,
+) -> Result<usize> {
     optional_pointer(pointer, field.clone(), alignment)?.ok_or_else(|| Error::invalid(field, "NULL", "a pointer"))
 }
 

@@ -500,6 +500,13 @@ impl PoolConfig {
                         dtype => dtype,
                     },
                 };
+                if readout == Readout::Exact && f.delta_options[1] != 0 {
+                    return Err(Error::invalid(
+                        "pool_desc.u_dtype",
+                        f.delta_options[1],
+                        "0, because EXACT keeps no u records",
+                    ));
+                }
                 if readout == Readout::Full && u_dtype == Dtype::Bf16 {
                     return Err(Error::invalid(
                         "pool_desc.u_dtype",
@@ -512,7 +519,14 @@ impl PoolConfig {
             4 => {
                 unused("convolution", &mamba2_fields)?;
                 unused("convolution", &delta_fields)?;
-                unused("convolution", &[("pool_desc.format", f.format), ("pool_desc.readout", f.readout)])?;
+                unused(
+                    "convolution",
+                    &[
+                        ("pool_desc.format", f.format),
+                        ("pool_desc.readout", f.readout),
+                        ("pool_desc.stochastic_rounding", f.stochastic_rounding),
+                    ],
+                )?;
                 let channels = range("pool_desc.channels", f.channels, 1, MAX_COUNT)? as usize;
                 let width = range("pool_desc.width", f.width, 2, 4)? as usize;
                 let mut section_starts = vec![0];

@@ -379,8 +379,8 @@ impl DeltaArgs {
             if d.kind != DeltaKind::Kda {
                 return Err(Error::invalid("args.gate", "REPLAYSSM_GATE_LOWER_BOUND", "another gate for GDN"));
             }
-            if bound.is_nan() || bound >= 0.0 {
-                return Err(Error::invalid("args.lower_bound", bound, "a number below 0"));
+            if !(f32::MIN..0.0).contains(&bound) {
+                return Err(Error::invalid("args.lower_bound", bound, "a finite number below 0"));
             }
         }
         self.out.check("args.out", [rows, tokens, hv], v, Some(pool.out))?;

@@ -71,7 +71,7 @@ impl Tile {
         Tile { values: [0.0; TILE_ROWS * MAX_COLUMNS], rows, columns, padded: padded(columns) }
     }
 
-    /// Makes this a tile of other dimensions; its padding is zero again.
+    /// Makes this a tile of as many rows, whose contents are to be written. The padding stays zero.
     #[inline(always)]
     pub fn reshape(&mut self, rows: usize) {
         debug_assert!(rows <= TILE_ROWS);

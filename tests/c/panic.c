@@ -27,6 +27,46 @@ static void *other_thread(void *argument) {
   return panics() ? &slots : NULL;
 }
 
+/* A work item that panics on a thread of the library's pool, and again on the caller's thread. */
+static int workers_panic(void) {
+  static int32_t ids[64];
+  static float tensor[64 * 64];
+  const int32_t n_threads[2] = {2, 1};
+  for (int i = 0; i < 2; i++) {
+    replayssm_context_desc c = REPLAYSSM_INIT(replayssm_context_desc);
+    replayssm_slots_desc s = REPLAYSSM_INIT(replayssm_slots_desc);
+    replayssm_pool_desc p = REPLAYSSM_INIT(replayssm_pool_desc);
+    replayssm_batch batch = REPLAYSSM_INIT(replayssm_batch);
+    replayssm_mamba2_args args = REPLAYSSM_INIT(replayssm_mamba2_args);
+    replayssm_tensor t = {tensor, 64, 0, 0, REPLAYSSM_F32, 0};
+    replayssm_context *context = NULL;
+    replayssm_slots *many = NULL;
+    replayssm_layers *layers = NULL;
+    c.flags = 1u << 30;
+    c.n_threads = n_threads[i];
+    s.n_slots = 64;
+    p.family = REPLAYSSM_MAMBA2;
+    p.n_layers = p.nheads = p.ngroups = 1;
+    p.headdim = p.dstate = 64;
+    p.io = REPLAYSSM_F32;
+    if (replayssm_context_create(&c, &context) != REPLAYSSM_OK) return 0;
+    if (replayssm_slots_create(context, &s, &many) != REPLAYSSM_OK) return 0;
+    if (replayssm_layers_create(many, &p, NULL, 0, &layers) != REPLAYSSM_OK) return 0;
+    for (int id = 0; id < 64; id++) ids[id] = id;
+    batch.n_rows = 64;
+    batch.tokens = 1;
+    batch.slots.data = ids;
+    batch.slots.dtype = REPLAYSSM_I32;
+    args.x = args.B = args.C = args.dt = args.A = args.out = t;
+    if (replayssm_mamba2_step(layers, 0, &batch, &args, NULL) != REPLAYSSM_INTERNAL) return 0;
+    if (strncmp(replayssm_last_error_message(), "internal error: ", 16) != 0) return 0;
+    replayssm_layers_destroy(layers);
+    replayssm_slots_destroy(many);
+    replayssm_context_destroy(context);
+  }
+  return 1;
+}
+
 int main(int argc, char **argv) {
   replayssm_context_desc c = REPLAYSSM_INIT(replayssm_context_desc);
   replayssm_slots_desc s = REPLAYSSM_INIT(replayssm_slots_desc);
@@ -51,6 +91,7 @@ int main(int argc, char **argv) {
   replayssm_slots_destroy(slots);
   replayssm_context_destroy(context);
   if (replayssm_stats_read(slots, &stats) != REPLAYSSM_INVALID_HANDLE) return 8;
+  if (!workers_panic()) return 9;
   puts("panic: ok");
   return 0;
 }
