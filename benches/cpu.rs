@@ -176,13 +176,22 @@ impl Bench {
         }
     }
 
-    /// Median seconds per step over whole flush cycles of every slot.
-    fn time(&mut self, extend: bool, cycles: usize) -> f64 {
+    /// Bytes of states and rings that were loaded and stored so far.
+    fn moved(&self) -> f64 {
+        let mut s = desc!(replayssm_stats {});
+        // SAFETY: the statistics are a local.
+        ok(unsafe { replayssm_stats_read(self.slots, &mut s) });
+        (s.checkpoint_bytes_read + s.checkpoint_bytes_written + s.ring_bytes_read + s.ring_bytes_written) as f64
+    }
+
+    /// Median seconds per step over whole flush cycles of every slot, and bytes moved per row and step in fp32 states.
+    fn time(&mut self, extend: bool, cycles: usize) -> (f64, f64) {
         let turns = self.n_slots / self.batch;
         for turn in 0..turns * WINDOW {
             self.step(turn, extend);
         }
         let mut times = Vec::new();
+        let before = self.moved();
         for _ in 0..cycles {
             let start = Instant::now();
             for turn in 0..turns * WINDOW {
@@ -196,7 +205,9 @@ impl Bench {
         // SAFETY: the report is a local.
         ok(unsafe { replayssm_check(self.slots, 0, &mut report) });
         assert_eq!(report.bits, 0);
-        median(times)
+        let state = (self.shape.heads * self.shape.rows * self.shape.columns * 4) as f64;
+        let rows = (cycles * turns * WINDOW * self.batch) as f64;
+        (median(times), (self.moved() - before) / rows / state)
     }
 }
 
@@ -249,32 +260,47 @@ fn main() {
         read / 1e9,
         both / 1e9
     );
+    println!("\nTimes are microseconds per row and step; bytes are per row and step, in units of one fp32 state.");
     println!(
-        "\n{:<24}{:>6}  {:>12}{:>10}  {:>14}{:>8}{:>8}{:>8}{:>8}",
-        "", "batch", "plain us/row", "of stream", "SPLIT32 HIGH us", "ratio", "F32 FULL", "EXACT", "BF16"
+        "{:<23}{:>6}{:>11}{:>11}{:>21}{:>20}{:>20}{:>20}",
+        "",
+        "batch",
+        "plain us",
+        "of stream",
+        "SPLIT32 HIGH: us, x",
+        "F32 FULL x, bytes",
+        "EXACT x, bytes",
+        "BF16 HIGH x, bytes"
     );
     for shape in SHAPES {
         for batch in [1, 4, 16, 48] {
             let run = |format, readout, extend| {
-                Bench::new(shape, format, readout, batch, bytes, threads as i32).time(extend, cycles) / batch as f64
+                let mut bench = Bench::new(shape, format, readout, batch, bytes, threads as i32);
+                let (seconds, moved) = bench.time(extend, cycles);
+                (seconds / batch as f64, moved)
             };
             let state = (shape.heads * shape.rows * shape.columns * 4) as f64;
-            let plain = run(REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_FULL, true);
-            let high = run(REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH, false);
-            let full = run(REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_FULL, false);
-            let exact = run(REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT, false);
-            let bf16 = run(REPLAYSSM_FORMAT_BF16, REPLAYSSM_READOUT_HIGH, false);
+            let (plain, plain_bytes) = run(REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_FULL, true);
+            assert!((1.99..2.01).contains(&plain_bytes));
+            let (high, high_bytes) = run(REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH, false);
+            let (full, full_bytes) = run(REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_FULL, false);
+            let (exact, exact_bytes) = run(REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT, false);
+            let (bf16, bf16_bytes) = run(REPLAYSSM_FORMAT_BF16, REPLAYSSM_READOUT_HIGH, false);
             println!(
-                "{:<24}{:>6}  {:>12.1}{:>9.0}%  {:>14.1}{:>9.2}{:>8.2}{:>8.2}{:>8.2}",
+                "{:<23}{:>6}{:>11.1}{:>10.0}%{:>8.1} {:>5.2} {:>6.3}{:>13.2} {:>6.3}{:>13.2} {:>6.3}{:>13.2} {:>6.3}",
                 shape.name,
                 batch,
                 plain * 1e6,
                 100.0 * 2.0 * state / both / plain,
                 high * 1e6,
                 plain / high,
+                high_bytes,
                 plain / full,
+                full_bytes,
                 plain / exact,
+                exact_bytes,
                 plain / bf16,
+                bf16_bytes,
             );
         }
     }

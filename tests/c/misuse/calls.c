@@ -384,14 +384,14 @@ void device_faults(void) {
   memset(out, 0x5A, sizeof out);
   WORKS(step(&batch, &args));
   CHECK(out[2 * HEADS * DIM] == 0.0f); /* the faulty row's output is zero */
-  FAULT(REPLAYSSM_FAULT_ID, 2, SLOTS, 1); /* as slot and as ring */
+  FAULT(REPLAYSSM_FAULT_ID, 1, SLOTS, 1); /* one per row, the slot first */
   batch.slots = good_ids(huge);
   WORKS(step(&batch, &args));
-  FAULT(REPLAYSSM_FAULT_ID, 2, INT32_MAX, 0);
+  FAULT(REPLAYSSM_FAULT_ID, 1, INT32_MAX, 0);
   batch.slots.data = huge64;
   batch.slots.dtype = REPLAYSSM_I64;
   WORKS(step(&batch, &args));
-  FAULT(REPLAYSSM_FAULT_ID, 2, INT64_MAX, 0);
+  FAULT(REPLAYSSM_FAULT_ID, 1, INT64_MAX, 0);
   batch.slots = good_ids(negative);
   WORKS(step(&batch, &args));
   WORKS(replayssm_commit(slots, &batch, NULL, NULL));
