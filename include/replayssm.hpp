@@ -205,6 +205,14 @@ class Layers : public Handle<replayssm_layers, replayssm_layers_destroy> {
               const replayssm_exec* exec = nullptr) const {
     check(replayssm_mamba2_extend(handle_, layer, &batch, &args, exec));
   }
+  void step(std::int32_t layer, const replayssm_batch& batch, const replayssm_delta_args& args,
+            const replayssm_exec* exec = nullptr) const {
+    check(replayssm_delta_step(handle_, layer, &batch, &args, exec));
+  }
+  void extend(std::int32_t layer, const replayssm_batch& batch, const replayssm_delta_args& args,
+              const replayssm_exec* exec = nullptr) const {
+    check(replayssm_delta_extend(handle_, layer, &batch, &args, exec));
+  }
   void step(std::int32_t layer, const replayssm_batch& batch, const replayssm_conv1d_args& args,
             const replayssm_exec* exec = nullptr) const {
     check(replayssm_conv1d_step(handle_, layer, &batch, &args, exec));

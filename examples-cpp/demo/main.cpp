@@ -382,7 +382,7 @@ int run(const Options& options) {
   Comparison comparison(weights, make_requests(heldout, sizes), sizes, options.corrupt);
   comparison.run();
   std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s\n"
-              "here. The benchmark, with states of real size in memory, shows them.\n\n");
+              "here. `cargo bench --bench cpu` measures states of real size in memory.\n\n");
   for (const std::string& note : comparison.notes()) std::printf("%s\n", note.c_str());
   std::printf("Draft head: %.2f drafts accepted per step, %lld rejected.\n", comparison.accepted_per_step(),
               comparison.rejected());
