@@ -50,7 +50,7 @@ check:
 test: check
 	tests/run.sh
 
-# Shows that the exactness tests can fail; about ten minutes.
+# Shows that the exactness tests can fail; a few minutes.
 breaks:
 	tests/breaks.sh
 

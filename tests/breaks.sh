@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Shows that the exactness tests can fail: each named one-line break of the library turns its test red.
 #
-#   tests/breaks.sh            applies each break to a copy of the tree and runs its test (about ten minutes)
+#   tests/breaks.sh            applies each break to a copy of the tree and runs its test (a few minutes)
 #   tests/breaks.sh WORDS      only those whose names match the regular expression
 #   tests/breaks.sh --check    only checks that every break still applies (a second)
 #
