@@ -143,18 +143,9 @@ pub(super) fn batch(from: &replayssm_batch) -> Result<Batch> {
     })
 }
 
-/// Whether a batch has no tokens for sure, so that tensors may be absent.
-fn idle(batch: &Batch) -> bool {
-    batch.n_rows == 0
-        || match batch.tokens {
-            Tokens::Dense(t) => t == 0,
-            Tokens::Packed(_) => batch.n_tokens == 0,
-        }
-}
-
 pub(super) fn mamba2(from: &replayssm_mamba2_args, batch: &Batch) -> Result<Mamba2Args> {
     zero("args.reserved", from.reserved)?;
-    let idle = idle(batch);
+    let idle = batch.is_empty();
     Ok(Mamba2Args {
         x: tensor(&from.x, "args.x", idle)?,
         b: tensor(&from.B, "args.B", idle)?,
@@ -172,7 +163,7 @@ pub(super) fn mamba2(from: &replayssm_mamba2_args, batch: &Batch) -> Result<Mamb
 
 pub(super) fn delta(from: &replayssm_delta_args, batch: &Batch) -> Result<DeltaArgs> {
     zero("args.reserved", from.reserved)?;
-    let idle = idle(batch);
+    let idle = batch.is_empty();
     let gate = match from.gate {
         0 => Gate::Softplus,
         1 => Gate::LowerBound(from.lower_bound),
@@ -209,7 +200,7 @@ pub(super) fn delta(from: &replayssm_delta_args, batch: &Batch) -> Result<DeltaA
 }
 
 pub(super) fn conv1d(from: &replayssm_conv1d_args, batch: &Batch) -> Result<ConvArgs> {
-    let idle = idle(batch);
+    let idle = batch.is_empty();
     Ok(ConvArgs {
         x: tensor(&from.x, "args.x", idle)?,
         out: tensor(&from.out, "args.out", idle)?,

@@ -224,7 +224,11 @@ impl Batch {
 
     /// Whether there is no token for sure, so that nothing is read and tensors may be absent.
     pub fn is_empty(&self) -> bool {
-        self.n_rows == 0 || self.n_tokens == 0
+        let no_tokens = match self.tokens {
+            Tokens::Dense(t) => t == 0,
+            Tokens::Packed(_) => self.n_tokens == 0,
+        };
+        self.n_rows == 0 || no_tokens
     }
 
     /// Extents of the row and token axes of this batch's tensors.

@@ -88,7 +88,8 @@ pub(super) fn run(
     let Family::Conv1d(dims) = &pool.config.family else { return };
     let kernel = &Kernel { slots, pool, dims, layer, mode, batch, args };
     let tiles = dims.tiles() as i64;
-    cpu.for_each(exec, batch.n_rows * tiles, |item| {
+    let bytes = (CONV_TILE * pool.config.io.size() * dims.width) as i64 * batch.max_tokens.min(1 << 20);
+    cpu.for_each(exec, batch.n_rows * tiles, bytes, |item| {
         let (row, tile) = (item / tiles, (item % tiles) as usize);
         dispatch!(cpu.isa, work(kernel: &Kernel<'_>, row: i64, tile: usize));
     });

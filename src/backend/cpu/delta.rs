@@ -206,7 +206,8 @@ pub(super) fn run(
     let kernel = &Kernel { slots, pool, dims, layout, layer, mode, batch, args };
     let by_key_head = batch.keep_tail > 0;
     let per_row = if by_key_head { dims.qk_heads } else { dims.v_heads } as i64;
-    cpu.for_each(exec, batch.n_rows * per_row, |item| {
+    let bytes = layout.head_bytes() as i64 * dims.v_heads as i64 / per_row;
+    cpu.for_each(exec, batch.n_rows * per_row, bytes, |item| {
         let (row, unit) = (item / per_row, (item % per_row) as usize);
         dispatch!(cpu.isa, work(kernel: &Kernel<'_>, row: i64, unit: usize));
     });

@@ -13,7 +13,7 @@ use super::raw;
 use super::rows::{Row, check_list, entry, position, resolve, skipped};
 use super::tiles::{Checkpoint, MAX_HISTORY};
 use crate::error::{Error, Result};
-use crate::replay::config::{ConvDims, Family, Format, TILE_ROWS};
+use crate::replay::config::{CONV_TILE, ConvDims, Family, Format, TILE_ROWS};
 use crate::replay::launch::{
     Address, Batch, CommitArgs, Cursor, Exec, List, PoolView, ResetArgs, SlotsView, StateTensor, Where, fault,
 };
@@ -128,7 +128,7 @@ pub(super) fn reset(
     for pool in pools {
         let layers = pool.config.n_layers as i64;
         let units = units_of(pool);
-        cpu.for_each(exec, list.n * layers * units, |item| {
+        cpu.for_each(exec, list.n * layers * units, bytes_of(pool), |item| {
             let (i, layer, unit) = (item / (layers * units), item / units % layers, (item % units) as usize);
             let Some((slot, ring, position)) = placed(slots, list, i, args.position, |_| 0, pool.index) else { return };
             match &pool.config.family {
@@ -180,6 +180,11 @@ pub(super) fn reset(
         cursor.generation.store(generation, Relaxed);
     }
     Ok(())
+}
+
+/// About what a work item of [`units_of`] moves.
+fn bytes_of(pool: &PoolView) -> i64 {
+    StateLayout::of(&pool.config).map_or(CONV_TILE * 4, |layout| layout.head_bytes()) as i64
 }
 
 /// Work items of one layer and entry: heads, or channel tiles.
@@ -258,7 +263,7 @@ pub(super) fn import(
     check_positions(list, positions, "position")?;
     let layers = src.layer.map_or(pool.config.n_layers as i64, |_| 1);
     let units = units_of(pool);
-    cpu.for_each(exec, list.n * layers * units, |item| {
+    cpu.for_each(exec, list.n * layers * units, bytes_of(pool), |item| {
         let (i, index, unit) = (item / (layers * units), item / units % layers, (item % units) as usize);
         let layer = src.layer.map_or(index, |l| l as i64);
         let current = |ring| position(slots, ring);
@@ -355,7 +360,7 @@ pub(super) fn export(
     let layers = dst.layer.map_or(pool.config.n_layers as i64, |_| 1);
     let units = units_of(pool);
     let job = &Export { slots, pool, list, at, dst };
-    cpu.for_each(exec, list.n * layers * units, |item| {
+    cpu.for_each(exec, list.n * layers * units, bytes_of(pool), |item| {
         let (i, index, unit) = (item / (layers * units), item / units % layers, (item % units) as usize);
         dispatch!(cpu.isa, export_unit(job: &Export<'_>, i: i64, index: i64, unit: usize));
     });

@@ -125,20 +125,9 @@ impl Cpu {
         }
     }
 
-    /// Runs `work` on every item of this call's share, on the pool's threads or, with parts, on the calling thread.
-    fn for_each(&self, exec: &Exec, items: i64, work: impl Fn(i64) + Sync + Send) {
-        let (begin, end) = exec.share(items);
-        let guarded = |item| {
-            let _control = FloatControl::set();
-            self.fail_if_asked();
-            work(item);
-        };
-        match self.threads.as_ref().and_then(|threads| threads.pool.as_ref()) {
-            Some(pool) if exec.n_parts == 1 && end - begin > 1 => {
-                pool.install(|| (begin..end).into_par_iter().for_each(guarded));
-            }
-            _ => (begin..end).for_each(guarded),
-        }
+    /// Runs `work` on every item of this call's share, as [`Cpu::for_ranges`] does for items of `bytes`.
+    fn for_each(&self, exec: &Exec, items: i64, bytes: i64, work: impl Fn(i64) + Sync + Send) {
+        self.for_ranges(exec, items, bytes, |range| range.for_each(&work));
     }
 }
 
