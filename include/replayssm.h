@@ -30,9 +30,9 @@
  * Threads and streams
  *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
  *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
- *   No call of a model step takes a lock of the library's or allocates on the caller's thread. The CPU backend's thread pool queues
- *   work with its own locks and may grow its queue; with n_threads 1, or with parts, it is not used. Lists of pools are read
- *   under a lock, and copied, by reset and rewind; acquire and release take a lock.
+ *   Only calls that create, destroy, query or fail allocate. No call waits for another's work: while the CPU backend's threads
+ *   work for one call, another does its own on its thread. Lists of pools are read under a lock by reset and rewind, which
+ *   creating and destroying a pool wait for; acquire and release take a lock. A call needs at most 256 KiB of its thread's stack.
  *
  * Errors
  *   A status says whether the call was accepted; on an error nothing was done. What only the device can see (ids, counts,
@@ -270,7 +270,8 @@ typedef struct replayssm_context_desc {
   replayssm_backend backend;
   /* CUDA: device ordinal. 0 on the CPU backend. */
   int32_t device;
-  /* CPU: threads that work on a call, the library's own, up to 1024; 0 = as many as the process may use, 1 = the calling thread. */
+  /* CPU: threads that work on a call, the calling one and n_threads - 1 of the library's own; up to 1024, 0 = as many as the
+   * process may use. */
   int32_t n_threads;
   /* Zero. */
   uint32_t flags;
@@ -435,9 +436,9 @@ typedef struct replayssm_exec {
   /* The caller's stream; NULL on the CPU backend. */
   replayssm_stream stream;
   /* CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
-   * same time if it likes, and waits for all before the next call on the same slots. */
+   * same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's. */
   int32_t part;
-  /* 0 or 1: the call does everything, on the library's threads. */
+  /* 0 or 1: the call does everything, with the library's threads. */
   int32_t n_parts;
 } replayssm_exec;
 

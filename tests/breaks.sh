@@ -40,6 +40,8 @@ tiled heads read as grouped~src/replay/config.rs~s/HeadMap::Tiled => v_head % se
 one decay for all key channels~src/replay/step.rs~s/Decay::new\(g\.0\[i\]\)/Decay::new(g.0[0])/~--test exactness extend_is_the_delta_rule
 a fp32 record of u off by one row~src/backend/cpu/delta.rs~s/(fn record_u.*?self\.row\(position)/$1 + i64::from(self.u_dtype == Dtype::F32)/s~--test readout delta_rules_keep
 stochastic rounding by another position~src/backend/cpu/tiles.rs~s/rounding_words\(seed, position,/rounding_words(seed, position + 1,/~--test exactness sixteen_bit
+a helper thread allocates~src/backend/cpu/threads.rs~s/served = number;/served = number; drop(std::hint::black_box(vec![number]));/~--test allocations
+a reset copies the list of pools~src/replay/slots.rs~s/(pub fn reset.*?self\.pools\(\))/$1.clone()/s~--test allocations
 a 16-bit tile goes on as it was before its store~src/backend/cpu/tiles.rs~s/unsafe \{ raw::load\(self\.row\(row\), self\.dtype\(\), source\) \};//~--test exactness sixteen_bit
 TABLE
 }

@@ -266,7 +266,7 @@ fn the_environment_does_not_choose_the_number_of_threads() {
     let mut seen = BTreeSet::new();
     for value in [None, Some("1"), Some("7")] {
         let mut command = Command::new(&program);
-        for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+        for name in ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"] {
             command.env_remove(name).envs(value.map(|value| (name, value)));
         }
         seen.insert(text(&succeed(&mut command)));

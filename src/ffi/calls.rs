@@ -673,15 +673,14 @@ pub unsafe extern "C" fn replayssm_acquire(
         let count = usize::try_from(n).map_err(|_| Error::invalid("n", n, "0 or more"))?;
         required_for(ids.cast_const().cast(), "ids", 4, n.into())?;
         optional_pointer(generations.cast_const().cast(), "generations", 4)?;
-        for (i, (id, generation)) in slots.acquire(count)?.into_iter().enumerate() {
+        slots.acquire(count, |i, id, generation| {
             // SAFETY: the caller's array has n elements.
             unsafe { write_out(ids.wrapping_add(i), id) };
             if !generations.is_null() {
                 // SAFETY: the caller's array has n elements.
                 unsafe { write_out(generations.wrapping_add(i), generation) };
             }
-        }
-        Ok(())
+        })
     })
 }
 

@@ -194,7 +194,8 @@ pub struct replayssm_context_desc {
     pub backend: replayssm_backend,
     /// CUDA: device ordinal. 0 on the CPU backend.
     pub device: i32,
-    /// CPU: threads that work on a call, the library's own, up to 1024; 0 = as many as the process may use, 1 = the calling thread.
+    /// CPU: threads that work on a call, the calling one and n_threads - 1 of the library's own; up to 1024, 0 = as many as the
+    /// process may use.
     pub n_threads: i32,
     /// Zero.
     pub flags: u32,
@@ -371,9 +372,9 @@ pub struct replayssm_exec {
     /// The caller's stream; NULL on the CPU backend.
     pub stream: replayssm_stream,
     /// CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
-    /// same time if it likes, and waits for all before the next call on the same slots.
+    /// same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's.
     pub part: i32,
-    /// 0 or 1: the call does everything, on the library's threads.
+    /// 0 or 1: the call does everything, with the library's threads.
     pub n_parts: i32,
 }
 

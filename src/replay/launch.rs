@@ -1,5 +1,7 @@
 //! What a call hands to a backend: checked, typed, without a pointer dereferenced.
 
+use std::sync::Arc;
+
 use super::config::{DeltaKind, Family, PoolConfig, SlotsConfig};
 use super::layout::Component;
 use super::numerics::rsqrt;
@@ -788,7 +790,14 @@ pub trait Backend: Send + Sync {
     /// Moves positions.
     fn commit(&self, slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) -> Result<()>;
     /// Starts requests.
-    fn reset(&self, slots: &SlotsView, pools: &[&PoolView], list: &List, args: &ResetArgs, exec: &Exec) -> Result<()>;
+    fn reset(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        list: &List,
+        args: &ResetArgs,
+        exec: &Exec,
+    ) -> Result<()>;
     /// Writes checkpoints; `position` is int64 per entry, or none: the ring's own.
     fn import(
         &self,
@@ -813,7 +822,7 @@ pub trait Backend: Send + Sync {
     fn rewind(
         &self,
         slots: &SlotsView,
-        pools: &[&PoolView],
+        pools: &[Arc<PoolView>],
         list: &List,
         n: Address,
         done: Option<Address>,

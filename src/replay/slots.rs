@@ -1,6 +1,6 @@
 //! The three objects behind the handles: a context, the slots of a model on it, and pools of layers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::launch::{
@@ -27,7 +27,8 @@ pub struct Slots {
     _counters: Box<dyn Memory>,
     context: Arc<Context>,
     view: SlotsView,
-    pools: RwLock<Vec<Weak<Layers>>>,
+    /// Of the pools that there are.
+    pools: RwLock<Vec<Arc<PoolView>>>,
     free: Mutex<FreeList>,
 }
 
@@ -36,7 +37,7 @@ pub struct Layers {
     // Before the slots handle, and with it the context.
     _memory: Vec<Box<dyn Memory>>,
     slots: Arc<Slots>,
-    view: PoolView,
+    view: Arc<PoolView>,
     layouts: Vec<ComponentLayout>,
 }
 
@@ -125,9 +126,8 @@ impl Slots {
         self.context.backend.as_ref()
     }
 
-    fn pools(&self) -> Vec<Arc<Layers>> {
-        let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
-        pools.iter().filter_map(Weak::upgrade).collect()
+    fn pools(&self) -> RwLockReadGuard<'_, Vec<Arc<PoolView>>> {
+        self.pools.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds accepted tokens to the positions of a batch.
@@ -155,15 +155,14 @@ impl Slots {
         }
         self.backend().check_exec(exec)?;
         let pools = self.pools();
-        let views: Vec<&PoolView> = pools.iter().map(|p| &p.view).collect();
-        if let Some(pool) = views.iter().find(|v| args.convert && !v.config.format.is_lossless()) {
+        if let Some(pool) = pools.iter().find(|p| args.convert && !p.config.format.is_lossless()) {
             return Err(Error::invalid(
                 "reset_args.convert",
                 1,
                 format!("0, because pool {} has a 16-bit format: its slots are too small for a fp32 state", pool.index),
             ));
         }
-        self.backend().reset(&self.view, &views, list, args, exec)
+        self.backend().reset(&self.view, &pools, list, args, exec)
     }
 
     /// Takes back committed tokens.
@@ -171,8 +170,7 @@ impl Slots {
         self.check_list(list)?;
         self.backend().check_exec(exec)?;
         let pools = self.pools();
-        let views: Vec<&PoolView> = pools.iter().map(|p| &p.view).collect();
-        self.backend().rewind(&self.view, &views, list, n, done, exec)
+        self.backend().rewind(&self.view, &pools, list, n, done, exec)
     }
 
     /// Copies ring states to memory of the caller.
@@ -202,8 +200,8 @@ impl Slots {
         Ok(())
     }
 
-    /// Takes `n` free ids: the most recently released first. All or none.
-    pub fn acquire(&self, n: usize) -> Result<Vec<(i32, u32)>> {
+    /// Takes `n` free ids and hands each to `take` with its number and generation: the most recently released first. All or none.
+    pub fn acquire(&self, n: usize, mut take: impl FnMut(usize, i32, u32)) -> Result<()> {
         let mut list = lock(&self.free);
         let list = &mut *list;
         if n > list.free.len() {
@@ -213,17 +211,13 @@ impl Slots {
                 expected: format!("{} free ids", list.free.len()),
             });
         }
-        let ids = list.free.split_off(list.free.len() - n);
-        Ok(ids
-            .into_iter()
-            .rev()
-            .map(|id| {
-                list.taken[id as usize] = true;
-                let generation = &mut list.generation[id as usize];
-                *generation = generation.wrapping_add(1);
-                (id, *generation)
-            })
-            .collect())
+        for (i, id) in list.free.drain(list.free.len() - n..).rev().enumerate() {
+            list.taken[id as usize] = true;
+            let generation = &mut list.generation[id as usize];
+            *generation = generation.wrapping_add(1);
+            take(i, id, *generation);
+        }
+        Ok(())
     }
 
     /// Gives ids back. All or none.
@@ -282,16 +276,10 @@ impl Layers {
             });
         }
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
-        pools.retain(|pool| pool.strong_count() > 0);
-        let index = pools.iter().filter_map(Weak::upgrade).map(|p| p.view.index).max().map_or(0, |i| i + 1);
-        let layers = Arc::new(Layers {
-            slots: slots.clone(),
-            view: PoolView { config, index, components: views },
-            layouts,
-            _memory: memory,
-        });
-        pools.push(Arc::downgrade(&layers));
-        Ok(layers)
+        let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
+        let view = Arc::new(PoolView { config, index, components: views });
+        pools.push(view.clone());
+        Ok(Arc::new(Layers { slots: slots.clone(), view, layouts, _memory: memory }))
     }
 
     /// Size and place of every component.
@@ -375,6 +363,14 @@ impl Layers {
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
         backend.export(&self.slots.view, &self.view, list, at, &dst, exec)
+    }
+}
+
+impl Drop for Layers {
+    fn drop(&mut self) {
+        // Waits for a reset or rewind of all pools; then the memory may go.
+        let mut pools = self.slots.pools.write().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|view| !Arc::ptr_eq(view, &self.view));
     }
 }
 

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part of it")]
 
+pub mod every_call;
 pub mod oracle;
 
 use std::ffi::{CStr, c_void};

@@ -1,6 +1,7 @@
 //! Everything in a slot's life but the step: commit, reset, import, export, rewind, reading positions.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Cpu;
@@ -118,7 +119,7 @@ fn placed(
 pub(super) fn reset(
     cpu: &Cpu,
     slots: &SlotsView,
-    pools: &[&PoolView],
+    pools: &[Arc<PoolView>],
     list: &List,
     args: &ResetArgs,
     exec: &Exec,
@@ -464,7 +465,7 @@ fn export_window(
 /// Takes back committed tokens, down to the newest tag of all pools.
 pub(super) fn rewind(
     slots: &SlotsView,
-    pools: &[&PoolView],
+    pools: &[Arc<PoolView>],
     list: &List,
     n: Address,
     done: Option<Address>,

@@ -8,67 +8,22 @@ mod life;
 mod mamba2;
 mod raw;
 mod rows;
+mod threads;
 mod tiles;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
-use std::thread::JoinHandle;
-
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use std::sync::Arc;
 
 use self::counters::Counters;
 use self::isa::{FloatControl, Isa};
+use self::threads::Threads;
 use crate::error::{Error, Result};
-use crate::panic::Quiet;
 use crate::replay::launch::{
     Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
 use crate::replay::layout::ALIGNMENT;
-
-/// Stack of a thread; a work item needs less than a tenth of it.
-const STACK_BYTES: usize = 2 << 20;
-
-/// Threads of a context. They are gone when this is: after a destroy, the library may be unloaded.
-struct Threads {
-    /// Always there, but for the end of `drop`.
-    pool: Option<rayon::ThreadPool>,
-    handles: Vec<JoinHandle<()>>,
-}
-
-impl Threads {
-    fn new(n: i32) -> Result<Self> {
-        let mut threads = Threads { pool: None, handles: Vec::new() };
-        // The number of threads is given, so that no environment variable is read.
-        let builder = rayon::ThreadPoolBuilder::new().num_threads(n as usize).panic_handler(|_| ());
-        let handles = &mut threads.handles;
-        let builder = builder.spawn_handler(|thread| {
-            let name = format!("replayssm-{}", thread.index());
-            // The stack's size is given, so that no environment variable is read.
-            let builder = std::thread::Builder::new().name(name).stack_size(STACK_BYTES);
-            handles.push(builder.spawn(|| {
-                let _quiet = Quiet::begin();
-                thread.run();
-            })?);
-            Ok(())
-        });
-        let built = builder.build();
-        threads.pool = Some(
-            built.map_err(|e| Error::OutOfMemory { what: format!("a pool of {n} threads ({e})").into(), bytes: 0 })?,
-        );
-        Ok(threads)
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        // Rayon tells its threads to end but does not wait for them.
-        drop(self.pool.take());
-        for handle in self.handles.drain(..) {
-            let _ = handle.join();
-        }
-    }
-}
 
 /// Work on less state than this stays on the calling thread: waking another takes about 10 us, in which a core does as much.
 const SHARED_BYTES: i64 = 128 << 10;
@@ -83,15 +38,14 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend with a thread pool of its own; 0 threads = as many as the process may use, 1 = the calling thread does
-    /// everything.
+    /// A backend on `n_threads` threads, the calling one among them; 0 = as many as the process may use.
     pub fn new(n_threads: i32) -> Result<Self> {
         let n_threads = match n_threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(1024) as i32),
             1..=1024 => n_threads,
             other => return Err(Error::invalid("context_desc.n_threads", other, "0 to 1024")),
         };
-        let threads = if n_threads == 1 { None } else { Some(Threads::new(n_threads)?) };
+        let threads = if n_threads == 1 { None } else { Some(Threads::new(n_threads as usize)?) };
         Ok(Cpu { threads, n_threads, isa: Isa::detect(), panic_in_items: false })
     }
 
@@ -102,8 +56,8 @@ impl Cpu {
         }
     }
 
-    /// Runs `work` on ranges that together are this call's share: on the pool's threads or, with parts or where the items'
-    /// bytes are few, on the calling thread.
+    /// Runs `work` on ranges that together are this call's share: on the context's threads or, with parts, where the items'
+    /// bytes are few or while the threads work for another call, on the calling thread.
     fn for_ranges(&self, exec: &Exec, items: i64, bytes: i64, work: impl Fn(Range<i64>) + Sync + Send) {
         let (begin, end) = exec.share(items);
         let guarded = |range: Range<i64>| {
@@ -113,15 +67,13 @@ impl Cpu {
                 work(range);
             }
         };
-        let pool = self.threads.as_ref().and_then(|threads| threads.pool.as_ref());
-        match pool.filter(|_| exec.n_parts == 1 && items.saturating_mul(bytes) >= SHARED_BYTES) {
-            Some(pool) => {
-                // A few ranges per thread even out what differs between them, folds above all.
-                let ranges = (4 * i64::from(self.n_threads)).min(end - begin);
-                let cut = |i: i64| begin + (end - begin) * i / ranges;
-                pool.install(|| (0..ranges).into_par_iter().for_each(|i| guarded(cut(i)..cut(i + 1))));
-            }
-            None => guarded(begin..end),
+        let is_shared = exec.n_parts == 1 && items.saturating_mul(bytes) >= SHARED_BYTES;
+        // A few ranges per thread even out what differs between them, folds above all.
+        let ranges = (4 * i64::from(self.n_threads)).min(end - begin);
+        let cut = |i: i64| begin + (end - begin) * i / ranges;
+        let threads = self.threads.as_ref().filter(|_| is_shared);
+        if !threads.is_some_and(|threads| threads.try_for_each(ranges, &|i| guarded(cut(i)..cut(i + 1)))) {
+            guarded(begin..end);
         }
     }
 
@@ -233,7 +185,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn reset(&self, slots: &SlotsView, pools: &[&PoolView], list: &List, args: &ResetArgs, exec: &Exec) -> Result<()> {
+    fn reset(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        list: &List,
+        args: &ResetArgs,
+        exec: &Exec,
+    ) -> Result<()> {
         life::reset(self, slots, pools, list, args, exec)
     }
 
@@ -264,7 +223,7 @@ impl Backend for Cpu {
     fn rewind(
         &self,
         slots: &SlotsView,
-        pools: &[&PoolView],
+        pools: &[Arc<PoolView>],
         list: &List,
         n: Address,
         done: Option<Address>,

@@ -1,0 +1,156 @@
+//! Every call that a model makes between creating and destroying, on buffers that exist before.
+
+use std::ptr::{null, null_mut};
+
+use super::{Array, BatchData, Inputs, Rig, Rng, Row, Spec, encode, ids64, ok, tensor};
+use crate::desc;
+use replayssm::ffi::*;
+
+const CONV_WIDTH: i32 = 4;
+
+/// Inputs of one batch: of the rig's layer, and of a convolution.
+struct Call {
+    batch: BatchData,
+    io: Inputs,
+    conv: Array,
+    tokens: usize,
+}
+
+/// A layer and a convolution on the same slots.
+pub struct EveryCall {
+    rig: Rig,
+    conv: *mut replayssm_layers,
+    channels: usize,
+    weight: Array,
+    steps: Vec<Call>,
+    extend: Call,
+    ids: Vec<i64>,
+    state: Vec<u32>,
+    window: Vec<u32>,
+    cursors: Vec<replayssm_cursor>,
+    positions: Vec<i64>,
+    one: Vec<i32>,
+    counts: Vec<i32>,
+    done: Vec<i32>,
+    acquired: Vec<i32>,
+    generations: Vec<u32>,
+}
+
+impl Drop for EveryCall {
+    fn drop(&mut self) {
+        replayssm_layers_destroy(self.conv);
+    }
+}
+
+impl EveryCall {
+    /// On `rows` rows: steps of as many tokens as given, then an extend of `extend` tokens that keeps `tail` in the ring.
+    pub fn new(spec: Spec, rows: usize, channels: usize, steps: &[usize], extend: usize, tail: i32) -> Self {
+        let (io, element) = (spec.io, spec.heads * spec.headdim * spec.dstate);
+        let rig = Rig::new(spec);
+        let mut conv = null_mut();
+        let p = desc!(replayssm_pool_desc {
+            family: REPLAYSSM_CONV1D,
+            n_layers: 1,
+            io: io,
+            channels: channels as i32,
+            width: CONV_WIDTH,
+        });
+        // SAFETY: the descriptor and the out-parameter are locals.
+        ok(unsafe { replayssm_layers_create(rig.slots, &p, null(), 0, &mut conv) });
+        let mut rng = Rng(7);
+        let mut call = |tokens: usize, extend: bool, tail: i32| {
+            let rows: Vec<Row> = (0..rows).map(|slot| Row::new(slot, &rig.tokens(&mut rng, tokens))).collect();
+            Call {
+                batch: BatchData::new(&rig, &rows, extend, tail),
+                io: Inputs::new(&rig.spec, &rig.params[0], &rows, 0),
+                conv: zeros(io, rows.len() * tokens * channels),
+                tokens,
+            }
+        };
+        EveryCall {
+            steps: steps.iter().map(|&tokens| call(tokens, false, 0)).collect(),
+            extend: call(extend, true, tail),
+            conv,
+            channels,
+            weight: zeros(REPLAYSSM_F32, channels * CONV_WIDTH as usize),
+            ids: (0..rows as i64).collect(),
+            state: vec![0; rows * element],
+            window: vec![0; rows * channels * CONV_WIDTH as usize],
+            // SAFETY: a cursor is plain data.
+            cursors: vec![unsafe { std::mem::zeroed() }; rows],
+            positions: vec![100; rows],
+            one: vec![1; rows],
+            counts: vec![1; rows],
+            done: vec![0; rows],
+            acquired: vec![0; rows],
+            generations: vec![0; rows],
+            rig,
+        }
+    }
+
+    /// Makes every call; asserts that all were accepted and found no fault.
+    pub fn run(&mut self) {
+        let (slots, pool, n) = (self.rig.slots, self.rig.pool, self.ids.len() as i32);
+        let lossless = matches!(self.rig.spec.format, REPLAYSSM_FORMAT_SPLIT32 | REPLAYSSM_FORMAT_F32);
+        let list =
+            desc!(replayssm_list { n: n, place: REPLAYSSM_HOST, slots: ids64(&self.ids), rings: ids64(&self.ids) });
+        let state = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: self.state.as_mut_ptr().cast() });
+        let window = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: self.window.as_mut_ptr().cast() });
+        let convert = desc!(replayssm_reset_args { keep_checkpoint: 1, convert: 1 });
+        // SAFETY: everything belongs to this object and lives until the calls return.
+        unsafe {
+            ok(replayssm_acquire(slots, n, self.acquired.as_mut_ptr(), self.generations.as_mut_ptr()));
+            ok(replayssm_reset(slots, &list, null(), null()));
+            if lossless {
+                ok(replayssm_reset(slots, &list, &convert, null()));
+            }
+            ok(replayssm_import(pool, &list, self.positions.as_ptr(), &state, null()));
+            ok(replayssm_import(self.conv, &list, null(), &window, null()));
+        }
+        for call in &self.steps {
+            self.layers(call, false);
+            let args = desc!(replayssm_commit_args { counts: self.counts.as_ptr() });
+            // SAFETY: as above.
+            ok(unsafe { replayssm_commit(slots, &call.batch.desc(), &args, null()) });
+        }
+        self.layers(&self.extend, true);
+        let mut report = desc!(replayssm_report {});
+        let mut stats = desc!(replayssm_stats {});
+        // SAFETY: as above.
+        unsafe {
+            ok(replayssm_commit(slots, &self.extend.batch.desc(), null(), null()));
+            ok(replayssm_export(pool, &list, null(), &state, null()));
+            ok(replayssm_rewind(slots, &list, self.one.as_ptr(), self.done.as_mut_ptr(), null()));
+            ok(replayssm_rewind(slots, &list, self.one.as_ptr(), null_mut(), null()));
+            ok(replayssm_export(pool, &list, null(), &state, null()));
+            ok(replayssm_export(self.conv, &list, null(), &window, null()));
+            ok(replayssm_read_cursors(slots, &list, self.cursors.as_mut_ptr(), null()));
+            ok(replayssm_check(slots, 1, &mut report));
+            ok(replayssm_stats_read(slots, &mut stats));
+            ok(replayssm_release(slots, n, self.acquired.as_ptr()));
+        }
+        assert_eq!(report.bits, 0);
+        assert_eq!(self.done, self.one);
+        let end = 100 + self.steps.len() as i64 + self.extend.tokens as i64 - 2;
+        assert!(self.cursors.iter().all(|cursor| cursor.position == end));
+    }
+
+    fn layers(&self, call: &Call, extend: bool) {
+        let batch = call.batch.desc();
+        ok(call.io.call(&self.rig, 0, &batch, extend, null()));
+        let x = tensor(&call.conv, 0, call.tokens * self.channels, self.channels, self.channels);
+        let args =
+            desc!(replayssm_conv1d_args { x: x, out: x, weight: tensor(&self.weight, 0, 0, 0, CONV_WIDTH as usize) });
+        let of_conv = if extend { replayssm_conv1d_extend } else { replayssm_conv1d_step };
+        // SAFETY: as in `run`.
+        ok(unsafe { of_conv(self.conv, 0, &batch, &args, null()) });
+    }
+}
+
+fn zeros(dtype: i32, n: usize) -> Array {
+    let mut array = Array::poisoned(dtype, n);
+    for i in 0..n {
+        array.set(i, encode(dtype, 0.0));
+    }
+    array
+}
