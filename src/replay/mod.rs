@@ -1,6 +1,7 @@
 //! What a replay step means: configuration, layout, the position rule, numerics and the backend interface, in safe Rust.
 
 pub mod config;
+pub mod lanes;
 pub mod launch;
 pub mod layout;
 pub mod numerics;

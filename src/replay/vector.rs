@@ -35,6 +35,13 @@ pub fn add(y: &mut [f32], x: &[f32]) {
     }
 }
 
+/// `y = x`, as far as both go.
+#[inline(always)]
+pub fn copy(y: &mut [f32], x: &[f32]) {
+    let n = y.len().min(x.len());
+    y[..n].copy_from_slice(&x[..n]);
+}
+
 /// The same values as fp32.
 #[inline(always)]
 pub fn load_bf16(to: &mut [f32], from: &[u16]) {

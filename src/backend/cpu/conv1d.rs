@@ -91,7 +91,7 @@ pub(super) fn run(
     let bytes = (CONV_TILE * pool.config.io.size() * dims.width) as i64 * batch.max_tokens.min(1 << 20);
     cpu.for_each(exec, batch.n_rows * tiles, bytes, |item| {
         let (row, tile) = (item / tiles, (item % tiles) as usize);
-        dispatch!(cpu.isa, work(kernel: &Kernel<'_>, row: i64, tile: usize));
+        dispatch!(cpu.isa, work; kernel: &Kernel<'_>, row: i64, tile: usize);
     });
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Cpu;
 use super::counters::{Counters, Place, Tally};
-use super::isa::dispatch;
+use super::isa::{Isa, dispatch};
 use super::raw;
 use super::rows::{Row, Span, flush_mask, position, resolve};
 use super::tiles::{Checkpoint, MAX_HISTORY, MAX_PARALLEL, Records};
@@ -26,12 +26,15 @@ use crate::replay::launch::{Batch, DeltaArgs, Exec, Gate, Mode, PoolView, SlotsV
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{Decay, exp, rsqrt, sigmoid, softplus};
 use crate::replay::position::StepView;
-use crate::replay::step::{Columns, Decays, Tile, dot, padded};
+use crate::replay::step::{Columns, Decays, DeltaTokens, MAX_COLUMNS, Output, Source, Target, Tile, dot, padded};
 use crate::replay::vector;
 
-/// Tokens for which the parallel readout loads a checkpoint tile once.
-const TOKEN_BLOCK: usize = 4;
 const MAX: usize = MAX_DIM as usize;
+/// Records and tokens that a tile takes in at once.
+const CHUNK: usize = 16;
+/// Tokens whose outputs are computed together.
+const BLOCK: usize = 8;
+const LOOKBACK: usize = MAX_HISTORY + MAX_PARALLEL;
 
 /// One layer's memory of one slot and ring, of one value head.
 #[derive(Clone, Copy)]
@@ -110,9 +113,9 @@ impl<'a> HeadState<'a> {
 
     /// The log decays of a record: one, or one per column.
     #[inline(always)]
-    fn record_g(&self, position: i64, into: &mut Columns, tally: &mut Tally) {
+    fn record_g(&self, position: i64, into: &mut [f32], tally: &mut Tally) {
         tally.ring_read += self.g.bytes() as u64;
-        if let Some(target) = into.0.get_mut(..self.dims.gates()) {
+        if let Some(target) = into.get_mut(..self.dims.gates()) {
             // SAFETY: a record of this head in the ring.
             unsafe { raw::load(self.g.at(self.head(), self.row(position)), Dtype::F32, target) };
         }
@@ -155,31 +158,332 @@ impl<'a> HeadState<'a> {
         }
     }
 
-    /// What the log decays of a token do to a tile.
+    /// Begins to work on tiles whose history starts at `tag`; `key` names the row (or list entry).
     #[inline(always)]
-    fn decays(&self, g: &Columns) -> Decays {
-        match self.dims.kind {
-            DeltaKind::Gdn => Decays::Head(Decay::new(g.0.first().copied().unwrap_or(0.0))),
-            DeltaKind::Kda => Decays::columns(g, self.dims.k),
-        }
+    pub(super) fn begin(&self, key: i64, tag: i64, scratch: &mut Scratch) {
+        scratch.tag = tag;
+        scratch.held = 0..0;
+        scratch.cache.begin((key, self.qk_head(), tag));
     }
 
-    /// Replays records on a tile.
+    /// Takes records, and tokens behind them, into a tile (`tokens` is none where there are only records). A checkpoint that is
+    /// stored stands at the end of the range. Returns u of the last token, and what `output` asks of the last state.
+    #[allow(clippy::too_many_arguments, reason = "a tile, where it is and what it takes in")]
     #[inline(always)]
-    pub(super) fn replay(&self, tile: usize, range: Range<i64>, state: &mut Tile, tally: &mut Tally) {
-        let (mut k, mut g) = (Columns::zero(), Columns::zero());
-        let mut v = [0f32; TILE_ROWS];
-        for p in range {
-            self.record_k(p, &mut k, tally);
-            self.record_g(p, &mut g, tally);
-            self.record_v(p, self.checkpoint.rows(tile), &mut v, tally);
-            let beta = self.record_beta(p, tally);
-            state.delta(&self.decays(&g), &k, beta, &v);
+    pub(super) fn take_in(
+        &self,
+        isa: Isa,
+        tile: usize,
+        range: Range<i64>,
+        tokens: Option<&Tokens<'_>>,
+        from: Source,
+        to: Target,
+        output: Output<'_>,
+        scratch: &mut Scratch,
+    ) -> ([f32; TILE_ROWS], [f32; TILE_ROWS]) {
+        let state = self;
+        dispatch!(isa, HeadState::take_in_compiled; state: &HeadState<'_>, isa: Isa, tile: usize, range: Range<i64>, tokens: Option<&Tokens<'_>>, from: Source, to: Target, output: Output<'_>, scratch: &mut Scratch => ([f32; TILE_ROWS], [f32; TILE_ROWS]))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a tile, where it is and what it takes in")]
+    #[inline(always)]
+    fn take_in_compiled(
+        &self,
+        isa: Isa,
+        tile: usize,
+        range: Range<i64>,
+        tokens: Option<&Tokens<'_>>,
+        mut from: Source,
+        to: Target,
+        output: Output<'_>,
+        scratch: &mut Scratch,
+    ) -> ([f32; TILE_ROWS], [f32; TILE_ROWS]) {
+        let rows = self.checkpoint.rows(tile);
+        let tag = scratch.tag;
+        let mut first = range.start;
+        loop {
+            // Chunks begin at multiples of their size after the tag, as the cache holds k.
+            let index = (first - tag) as usize;
+            let end = range.end.min(first + (CHUNK - index % CHUNK) as i64);
+            let n = (end - first) as usize;
+            scratch.hold(self, tokens, index, n);
+            let Scratch { tally, cache, tile: state, decays, beta, v, .. } = scratch;
+            for (p, v) in (first..end).zip(v.iter_mut()) {
+                match tokens {
+                    Some(tokens) if p >= tokens.position => tokens.v(p, rows.clone(), v),
+                    _ => self.record_v(p, rows.clone(), v, tally),
+                }
+            }
+            let k = cache.k(self, tokens, tag, index, n, tally);
+            let held = index % CHUNK..index % CHUNK + n;
+            let (Some(decays), Some(beta), Some(v)) = (decays.get(held.clone()), beta.get(held), v.get(..n)) else {
+                return ([0.0; TILE_ROWS], [0.0; TILE_ROWS]);
+            };
+            let taken = DeltaTokens { decays, k, beta, v };
+            let last = end == range.end;
+            let (to, output) = if last { (to, output) } else { (Target::Tile, Output::None) };
+            let out = self.checkpoint.delta(isa, tile, state, from, to, range.end, taken, output, tally);
+            if last {
+                return out;
+            }
+            (from, first) = (Source::Tile, end);
         }
     }
 }
 
+/// What the value heads of one key head of one row share. Filled as it is needed.
+struct KeyCache {
+    /// Row (or list entry), key head and first record.
+    key: Option<(i64, usize, i64)>,
+    /// Normalised keys of records and tokens: index of the first since the tag, and how many.
+    k: [Columns; CHUNK],
+    held: Range<usize>,
+    /// Normalised keys and queries of a block of tokens: the first, and how many.
+    own_k: [Columns; BLOCK],
+    own_q: [Columns; BLOCK],
+    tokens: Range<usize>,
+    /// Their products with the keys of all records and tokens up to them, if they are there.
+    with_k: [[f32; LOOKBACK]; BLOCK],
+    with_q: [[f32; LOOKBACK]; BLOCK],
+    multiplied: bool,
+}
+
+impl KeyCache {
+    fn new() -> Self {
+        KeyCache {
+            key: None,
+            k: [const { Columns([0.0; MAX_COLUMNS]) }; CHUNK],
+            held: 0..0,
+            own_k: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+            own_q: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+            tokens: 0..0,
+            with_k: [[0.0; LOOKBACK]; BLOCK],
+            with_q: [[0.0; LOOKBACK]; BLOCK],
+            multiplied: false,
+        }
+    }
+
+    /// Forgets everything unless it is of the same row, key head and first record.
+    #[inline(always)]
+    fn begin(&mut self, key: (i64, usize, i64)) {
+        if self.key != Some(key) {
+            self.key = Some(key);
+            (self.held, self.tokens, self.multiplied) = (0..0, 0..0, false);
+        }
+    }
+
+    /// Keys of `n` records and tokens from index `first` on, which lie in one chunk.
+    #[inline(always)]
+    fn k(
+        &mut self,
+        state: &HeadState<'_>,
+        tokens: Option<&Tokens<'_>>,
+        tag: i64,
+        first: usize,
+        n: usize,
+        tally: &mut Tally,
+    ) -> &[Columns] {
+        let chunk = first / CHUNK * CHUNK;
+        if self.held.start != chunk {
+            self.held = chunk..chunk;
+        }
+        let missing = self.held.end..first + n;
+        for i in missing {
+            let p = tag + i as i64;
+            let Some(k) = self.k.get_mut(i - chunk) else { break };
+            match tokens {
+                Some(tokens) if p >= tokens.position => tokens.k(p - tokens.position, k),
+                _ => state.record_k(p, k, tally),
+            }
+            self.held.end = i + 1;
+        }
+        self.k.get(first - chunk..first - chunk + n).unwrap_or_default()
+    }
+
+    /// Sees to the keys and queries of tokens up to `t` of the block that begins with `first`.
+    #[inline(always)]
+    fn hold(&mut self, tokens: &Tokens<'_>, first: usize, t: usize) {
+        if self.tokens.start != first {
+            (self.tokens, self.multiplied) = (first..first, false);
+        }
+        while self.tokens.end <= t {
+            let index = self.tokens.end - first;
+            if let (Some(k), Some(q)) = (self.own_k.get_mut(index), self.own_q.get_mut(index)) {
+                tokens.k(self.tokens.end as i64, k);
+                tokens.q(self.tokens.end as i64, q);
+            }
+            self.tokens.end += 1;
+        }
+    }
+
+    /// Computes the products of a block of `n` tokens from `first` on, without decays; `history` records lie before the step.
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
+    #[inline(always)]
+    fn multiply(
+        &mut self,
+        state: &HeadState<'_>,
+        tokens: &Tokens<'_>,
+        tag: i64,
+        history: usize,
+        first: usize,
+        n: usize,
+        tally: &mut Tally,
+    ) {
+        let cache = self;
+        dispatch!(tokens.kernel.isa, KeyCache::multiply_compiled; cache: &mut KeyCache, state: &HeadState<'_>, tokens: &Tokens<'_>, tag: i64, history: usize, first: usize, n: usize, tally: &mut Tally);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
+    #[inline(always)]
+    fn multiply_compiled(
+        &mut self,
+        state: &HeadState<'_>,
+        tokens: &Tokens<'_>,
+        tag: i64,
+        history: usize,
+        first: usize,
+        n: usize,
+        tally: &mut Tally,
+    ) {
+        if self.multiplied {
+            return;
+        }
+        let width = padded(state.dims.k);
+        let end = history + first + n;
+        let mut chunk = 0;
+        while chunk < end {
+            let held = CHUNK.min(end - chunk);
+            self.k(state, Some(tokens), tag, chunk, held, tally);
+            for (i, earlier) in self.k.iter().enumerate().take(held) {
+                let own = self.own_k.iter().zip(&self.own_q);
+                let products = self.with_k.iter_mut().zip(&mut self.with_q);
+                for (t, ((k, q), (with_k, with_q))) in own.zip(products).enumerate().take(n) {
+                    if chunk + i > history + first + t {
+                        continue;
+                    }
+                    let (Some(earlier), Some(k), Some(q)) =
+                        (earlier.0.get(..width), k.0.get(..width), q.0.get(..width))
+                    else {
+                        return;
+                    };
+                    if let (Some(with_k), Some(with_q)) = (with_k.get_mut(chunk + i), with_q.get_mut(chunk + i)) {
+                        *with_k = dot(earlier, k);
+                        *with_q = dot(earlier, q);
+                    }
+                }
+            }
+            chunk += held;
+        }
+        self.multiplied = true;
+    }
+}
+
+/// What a thread needs while it goes through work items; made once for many of them.
+pub(super) struct Scratch {
+    pub(super) tally: Tally,
+    pub(super) tile: Tile,
+    cache: KeyCache,
+    /// Where the history begins.
+    tag: i64,
+    /// Decays and betas of the head's records and tokens: index of the first since the tag, and how many.
+    decays: [Decays; CHUNK],
+    beta: [f32; CHUNK],
+    held: Range<usize>,
+    v: [[f32; TILE_ROWS]; CHUNK],
+    /// Of a block of tokens: predictions, then outputs.
+    predicted: [[f32; MAX]; BLOCK],
+    o: [[f32; MAX]; BLOCK],
+    /// u of a step's tokens.
+    u: [[f32; MAX]; MAX_PARALLEL],
+}
+
+impl Scratch {
+    pub(super) fn new(columns: usize) -> Self {
+        Scratch {
+            tally: Tally::default(),
+            tile: Tile::zero(TILE_ROWS, columns),
+            cache: KeyCache::new(),
+            tag: 0,
+            decays: [const { Decays::Head(Decay { factor: 0.0, slow: true }) }; CHUNK],
+            beta: [0.0; CHUNK],
+            held: 0..0,
+            v: [[0.0; TILE_ROWS]; CHUNK],
+            predicted: [[0.0; MAX]; BLOCK],
+            o: [[0.0; MAX]; BLOCK],
+            u: [[0.0; MAX]; MAX_PARALLEL],
+        }
+    }
+
+    /// Sees to the decays and betas of `n` records and tokens from index `first` on, which lie in one chunk.
+    #[inline(always)]
+    fn hold(&mut self, state: &HeadState<'_>, tokens: Option<&Tokens<'_>>, first: usize, n: usize) {
+        let chunk = first / CHUNK * CHUNK;
+        if self.held.start != chunk {
+            self.held = chunk..chunk;
+        }
+        let missing = self.held.end..first + n;
+        let mut g = [0f32; MAX];
+        for i in missing {
+            let p = self.tag + i as i64;
+            let (Some(decays), Some(beta)) = (self.decays.get_mut(i - chunk), self.beta.get_mut(i - chunk)) else {
+                break;
+            };
+            *beta = match tokens {
+                Some(tokens) if p >= tokens.position => {
+                    tokens.g(p - tokens.position, &mut g);
+                    tokens.beta(p - tokens.position)
+                }
+                _ => {
+                    state.record_g(p, &mut g, &mut self.tally);
+                    state.record_beta(p, &mut self.tally)
+                }
+            };
+            match state.dims.kind {
+                DeltaKind::Gdn => *decays = Decays::Head(Decay::new(g.first().copied().unwrap_or(0.0))),
+                DeltaKind::Kda => decays.set_columns(g.get(..state.dims.k).unwrap_or_default()),
+            }
+            self.held.end = i + 1;
+        }
+    }
+}
+
+/// The tokens of one head of a live row.
+pub(super) struct Tokens<'a> {
+    kernel: &'a Kernel<'a>,
+    at: &'a Live<'a>,
+    /// The first one's position.
+    position: i64,
+}
+
+impl Tokens<'_> {
+    #[inline(always)]
+    fn k(&self, t: i64, into: &mut Columns) {
+        self.kernel.key(&self.kernel.args.k, self.at, t, into);
+    }
+
+    #[inline(always)]
+    fn q(&self, t: i64, into: &mut Columns) {
+        self.kernel.key(&self.kernel.args.q, self.at, t, into);
+    }
+
+    #[inline(always)]
+    fn g(&self, t: i64, into: &mut [f32]) {
+        self.kernel.gates(self.at, t, into);
+    }
+
+    #[inline(always)]
+    fn beta(&self, t: i64) -> f32 {
+        self.kernel.beta(self.at, t)
+    }
+
+    #[inline(always)]
+    fn v(&self, p: i64, rows: Range<usize>, into: &mut [f32]) {
+        self.kernel.values(self.at, p - self.position, rows, into);
+    }
+}
+
 struct Kernel<'a> {
+    isa: Isa,
     slots: &'a SlotsView,
     pool: &'a PoolView,
     dims: &'a DeltaDims,
@@ -203,33 +507,37 @@ pub(super) fn run(
     exec: &Exec,
 ) {
     let (Family::Delta(dims), Some(layout)) = (&pool.config.family, StateLayout::of(&pool.config)) else { return };
-    let kernel = &Kernel { slots, pool, dims, layout, layer, mode, batch, args };
+    let kernel = &Kernel { isa: cpu.isa, slots, pool, dims, layout, layer, mode, batch, args };
     let by_key_head = batch.keep_tail > 0;
     let per_row = if by_key_head { dims.qk_heads } else { dims.v_heads } as i64;
     let bytes = layout.head_bytes() as i64 * dims.v_heads as i64 / per_row;
-    cpu.for_each(exec, batch.n_rows * per_row, bytes, |item| {
-        let (row, unit) = (item / per_row, (item % per_row) as usize);
-        dispatch!(cpu.isa, work(kernel: &Kernel<'_>, row: i64, unit: usize));
+    cpu.for_ranges(exec, batch.n_rows * per_row, bytes, |items| {
+        dispatch!(cpu.isa, work; kernel: &Kernel<'_>, per_row: i64, items: Range<i64>);
     });
 }
 
 #[inline(always)]
-fn work(kernel: &Kernel<'_>, row: i64, unit: usize) {
-    let mut tally = Tally::default();
-    if kernel.batch.keep_tail > 0 {
+fn work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>) {
+    let mut scratch = Scratch::new(kernel.dims.k);
+    for item in items {
+        let (row, unit) = (item / per_row, (item % per_row) as usize);
+        if kernel.batch.keep_tail == 0 {
+            kernel.head(row, unit, &mut scratch);
+            continue;
+        }
         let mut any = None;
-        for head in (0..kernel.dims.v_heads).filter(|&head| kernel.dims.qk_head(head) == unit) {
-            any = kernel.head(row, head, &mut tally).or(any);
+        for head in 0..kernel.dims.v_heads {
+            if kernel.dims.qk_head(head) == unit {
+                any = kernel.head(row, head, &mut scratch).or(any);
+            }
         }
         if let Some(at) = any {
             for t in kernel.tail_of(&at) {
-                kernel.write_k(&at, t, &mut tally);
+                kernel.write_k(&at, t, &mut scratch.tally);
             }
         }
-    } else {
-        kernel.head(row, unit, &mut tally);
     }
-    Counters::of(kernel.slots).add(&tally);
+    Counters::of(kernel.slots).add(&scratch.tally);
 }
 
 /// A live row as one head's work sees it.
@@ -266,6 +574,12 @@ impl<'a> Kernel<'a> {
     /// A normalised key or query.
     #[inline(always)]
     fn key(&self, tensor: &Tensor, at: &Live<'_>, t: i64, into: &mut Columns) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::key_compiled; kernel: &Kernel<'_>, tensor: &Tensor, at: &Live<'_>, t: i64, into: &mut Columns);
+    }
+
+    #[inline(always)]
+    fn key_compiled(&self, tensor: &Tensor, at: &Live<'_>, t: i64, into: &mut Columns) {
         let norm = self.raw_key(tensor, at, t, into);
         if let Some(k) = into.0.get_mut(..self.dims.k) {
             vector::scale(k, norm);
@@ -274,10 +588,16 @@ impl<'a> Kernel<'a> {
 
     /// The log decays of an input token.
     #[inline(always)]
-    fn gates(&self, at: &Live<'_>, t: i64, into: &mut Columns) {
+    fn gates(&self, at: &Live<'_>, t: i64, into: &mut [f32]) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::gates_compiled; kernel: &Kernel<'_>, at: &Live<'_>, t: i64, into: &mut [f32]);
+    }
+
+    #[inline(always)]
+    fn gates_compiled(&self, at: &Live<'_>, t: i64, into: &mut [f32]) {
         let head = at.state.head() as i64;
         let args = self.args;
-        let Some(g) = into.0.get_mut(..self.dims.gates()) else { return };
+        let Some(g) = into.get_mut(..self.dims.gates()) else { return };
         // SAFETY: a part of the caller's g, inside the extents that were checked.
         unsafe { raw::load(at.span.at(&args.g, t, head), args.g.dtype, g) };
         let Some(a_log) = &args.a_log else { return };
@@ -349,9 +669,9 @@ impl<'a> Kernel<'a> {
         let from = at.span.at(&self.args.v, t, head as i64);
         // SAFETY: from the caller's v into a record of this head in the ring, in a row that holds no history.
         unsafe { raw::copy(from, state.v.at(head, row), state.v.bytes()) };
-        let mut g = Columns::zero();
+        let mut g = [0f32; MAX];
         self.gates(at, t, &mut g);
-        if let Some(g) = g.0.get(..self.dims.gates()) {
+        if let Some(g) = g.get(..self.dims.gates()) {
             // SAFETY: as above, of g.
             unsafe { raw::store(state.g.at(head, row), Dtype::F32, g) };
         }
@@ -380,7 +700,7 @@ impl<'a> Kernel<'a> {
 
     /// Everything that one head of one row does. None if the row was null, empty or faulty.
     #[inline(always)]
-    fn head(&self, row: i64, head: usize, tally: &mut Tally) -> Option<Live<'_>> {
+    fn head(&self, row: i64, head: usize, scratch: &mut Scratch) -> Option<Live<'_>> {
         let (slots, batch) = (self.slots, self.batch);
         let (span, slot, ring) = match resolve(slots, batch, row, self.pool.index, self.layer, head == 0) {
             Row::Null(span) => {
@@ -397,259 +717,394 @@ impl<'a> Kernel<'a> {
         let position = position(slots, ring);
         let state = HeadState::new(slots, self.pool, self.dims, &self.layout, self.layer, slot, ring, head);
         let at = Live { span, position, state };
-        let Some(mut tags) = state.checkpoint.valid_tags(slots, position) else {
+        let Some(tags) = state.checkpoint.valid_tags(slots, position) else {
             let place = Place { id: slot, row, pool: self.pool.index, layer: self.layer };
             Counters::of(slots).fault(fault::POSITION, place);
             self.zero_outputs(&span, head);
             return None;
         };
-        let tags = tags.get_mut(..self.layout.dims.tiles())?;
-        match self.mode {
-            Mode::Extend => {
-                let tail = self.tail_of(&at);
-                for (tile, tag) in tags.iter().enumerate() {
-                    self.serial(&at, tile, *tag, position + tail.start, tail.clone(), tally);
+        let tags = tags.get(..self.layout.dims.tiles())?;
+        let tokens = Tokens { kernel: self, at: &at, position };
+        // All tiles of a head stand at one position, unless a fold was cut short; each run of equals is worked on as one.
+        let mut first = 0;
+        for run in tags.chunk_by(|a, b| a == b) {
+            let tiles = first..first + run.len();
+            first = tiles.end;
+            let Some(&tag) = run.first() else { continue };
+            state.begin(row, tag, scratch);
+            match self.mode {
+                Mode::Extend => {
+                    let tail = self.tail_of(&at);
+                    for tile in tiles {
+                        self.serial(&tokens, tile, position + tail.start, tail.clone(), scratch);
+                    }
                 }
-                for t in tail {
-                    self.write_record(&at, t, tally);
+                Mode::Step => {
+                    // SAFETY: ring ids are checked by `resolve`.
+                    let flush_before = unsafe { raw::cursor(slots.cursors, ring) }.flush_before.load(Relaxed);
+                    let flush = flush_mask(batch, row);
+                    let folds = slots.rule.folds(StepView { position, tag, tokens: span.len, flush_before, flush });
+                    if folds > 0 {
+                        scratch.tally.flushes += tiles.len() as u64;
+                    }
+                    if self.pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL as i64 {
+                        for tile in tiles {
+                            self.serial(&tokens, tile, tag + folds, 0..span.len, scratch);
+                        }
+                    } else {
+                        self.parallel(&tokens, tiles, folds, scratch);
+                    }
                 }
             }
-            Mode::Step => {
-                for t in 0..span.len {
-                    self.write_record(&at, t, tally);
-                    if self.dims.leads(head) {
-                        self.write_k(&at, t, tally);
-                    }
-                }
-                // SAFETY: ring ids are checked by `resolve`.
-                let flush_before = unsafe { raw::cursor(slots.cursors, ring) }.flush_before.load(Relaxed);
-                let flush = flush_mask(batch, row);
-                let serial = self.pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL as i64;
-                for (tile, tag) in tags.iter_mut().enumerate() {
-                    let folds =
-                        slots.rule.folds(StepView { position, tag: *tag, tokens: span.len, flush_before, flush });
-                    tally.flushes += u64::from(folds > 0);
-                    if serial {
-                        self.serial(&at, tile, *tag, *tag + folds, 0..span.len, tally);
-                    } else if folds > 0 {
-                        self.fold(&at, tile, *tag, folds, tally);
-                    }
-                    *tag += folds;
-                }
-                if !serial {
-                    self.parallel(&at, tags, tally);
-                }
+        }
+        let recorded = match self.mode {
+            Mode::Extend => self.tail_of(&at),
+            Mode::Step => 0..span.len,
+        };
+        let writes_k = self.mode == Mode::Step && self.dims.leads(head);
+        for t in recorded {
+            self.write_record(&at, t, &mut scratch.tally);
+            if writes_k {
+                self.write_k(&at, t, &mut scratch.tally);
             }
         }
         Some(at)
     }
 
-    /// Folds the first `folds` records of a tile's history.
-    #[inline(always)]
-    fn fold(&self, at: &Live<'_>, tile: usize, tag: i64, folds: i64, tally: &mut Tally) {
-        let checkpoint = &at.state.checkpoint;
-        let mut state = Tile::zero(checkpoint.rows(tile).len(), self.dims.k);
-        checkpoint.load(tile, &mut state, tally);
-        at.state.replay(tile, tag..tag + folds, &mut state, tally);
-        checkpoint.store(tile, &mut state, tag + folds, tally);
-    }
-
     /// History and tokens one by one, the plain update's outputs; the checkpoint is stored as it stands at `stop`, and u
     /// of the tokens `kept` is recorded if a later readout needs it.
     #[inline(always)]
-    fn serial(&self, at: &Live<'_>, tile: usize, tag: i64, stop: i64, kept: Range<i64>, tally: &mut Tally) {
-        let (checkpoint, head) = (&at.state.checkpoint, at.state.head());
-        let rows = checkpoint.rows(tile);
-        let mut state = Tile::zero(rows.len(), self.dims.k);
-        checkpoint.load(tile, &mut state, tally);
-        let committed = stop.min(at.position);
-        at.state.replay(tile, tag..committed, &mut state, tally);
-        if stop <= at.position {
-            if stop > tag {
-                checkpoint.store(tile, &mut state, stop, tally);
-            }
-            at.state.replay(tile, committed..at.position, &mut state, tally);
+    fn serial(&self, tokens: &Tokens<'_>, tile: usize, stop: i64, kept: Range<i64>, scratch: &mut Scratch) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::serial_compiled; kernel: &Kernel<'_>, tokens: &Tokens<'_>, tile: usize, stop: i64, kept: Range<i64>, scratch: &mut Scratch);
+    }
+
+    #[inline(always)]
+    fn serial_compiled(&self, tokens: &Tokens<'_>, tile: usize, stop: i64, kept: Range<i64>, scratch: &mut Scratch) {
+        let (at, tag) = (tokens.at, scratch.tag);
+        let state = &at.state;
+        let rows = state.checkpoint.rows(tile);
+        let mut from = tag;
+        if tag < stop && stop <= at.position {
+            let (source, to) = (Source::Memory, Target::Memory);
+            state.take_in(self.isa, tile, tag..stop, None, source, to, Output::None, scratch);
+            from = stop;
         }
-        let (mut k, mut q, mut g) = (Columns::zero(), Columns::zero(), Columns::zero());
-        let mut v = [0f32; TILE_ROWS];
+        let mut source = Source::Memory;
+        let mut q = Columns::zero();
         for t in 0..at.span.len {
-            self.key(&self.args.k, at, t, &mut k);
-            self.key(&self.args.q, at, t, &mut q);
-            self.gates(at, t, &mut g);
-            self.values(at, t, rows.clone(), &mut v);
-            let u = state.delta(&at.state.decays(&g), &k, self.beta(at, t), &v);
-            let mut o = state.dot(&q);
+            let end = at.position + t + 1;
+            let to = match t + 1 {
+                _ if end == stop => Target::Memory,
+                last if last == at.span.len => Target::Nowhere,
+                _ => Target::Tile,
+            };
+            // Only the first tokens are worth sharing: a key head's value heads come one after the other.
+            if t < BLOCK as i64 {
+                scratch.cache.hold(tokens, 0, t as usize);
+                q.clone_from(scratch.cache.own_q.get(t as usize).unwrap_or(&ZERO));
+            } else {
+                tokens.q(t, &mut q);
+            }
+            let output = Output::Value(&q);
+            let (u, mut o) = state.take_in(self.isa, tile, from..end, Some(tokens), source, to, output, scratch);
             vector::scale(&mut o, self.args.scale);
-            self.write_out(&at.span, t, head, rows.clone(), &o);
+            self.write_out(&at.span, t, state.head(), rows.clone(), &o);
             if self.keeps_u() && kept.contains(&t) {
-                at.state.write_u(at.position + t, rows.clone(), &u, tally);
+                state.write_u(at.position + t, rows.clone(), &u, &mut scratch.tally);
             }
-            if at.position + t + 1 == stop {
-                checkpoint.store(tile, &mut state, stop, tally);
-            }
+            (from, source) = (end, if to == Target::Memory { Source::Memory } else { Source::Tile });
         }
     }
 
-    /// The parallel form over runs of tiles that stand at one position.
+    /// The parallel form for tiles that stand at one tag, of which the first `folds` records are folded first.
     #[inline(always)]
-    fn parallel(&self, at: &Live<'_>, tags: &[i64], tally: &mut Tally) {
-        let mut first = 0;
-        for run in tags.chunk_by(|a, b| a == b) {
-            if let Some(&tag) = run.first() {
-                self.parallel_run(at, first..first + run.len(), tag, tally);
-            }
-            first += run.len();
-        }
+    fn parallel(&self, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::parallel_compiled; kernel: &Kernel<'_>, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch);
     }
 
     #[inline(always)]
-    fn parallel_run(&self, at: &Live<'_>, tiles: Range<usize>, tag: i64, tally: &mut Tally) {
+    fn parallel_compiled(&self, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch) {
+        let (at, tag) = (tokens.at, scratch.tag);
         let state = &at.state;
         let checkpoint = &state.checkpoint;
         let rows = checkpoint.rows(tiles.start).start..checkpoint.rows(tiles.end - 1).end;
-        let mut tile_state = Tile::zero(TILE_ROWS, self.dims.k);
-        let mut own_u = [[0f32; MAX]; MAX_PARALLEL];
-        let mut block = 0;
-        while block < at.span.len {
-            let tokens = (at.span.len - block).min(TOKEN_BLOCK as i64) as usize;
-            // Per token: k and q as the checkpoint sees them, and the products with every earlier record, oldest first.
-            let mut k: [Columns; TOKEN_BLOCK] = std::array::from_fn(|_| Columns::zero());
-            let mut q: [Columns; TOKEN_BLOCK] = std::array::from_fn(|_| Columns::zero());
-            let mut with_k = [[0f32; MAX_HISTORY + MAX_PARALLEL]; TOKEN_BLOCK];
-            let mut with_q = [[0f32; MAX_HISTORY + MAX_PARALLEL]; TOKEN_BLOCK];
-            for (i, ((k, q), (with_k, with_q))) in
-                k.iter_mut().zip(&mut q).zip(with_k.iter_mut().zip(&mut with_q)).enumerate().take(tokens)
-            {
-                self.products(at, tag, block + i as i64, k, q, with_k, with_q, tally);
+        let high = self.pool.config.readout == Readout::High;
+        let length = (at.position - tag) as usize;
+        let count = at.span.len as usize;
+        for block in (0..count).step_by(BLOCK) {
+            let n = (count - block).min(BLOCK);
+            // Per token: k and q as the checkpoint sees them, and the weights of every record and token up to it.
+            let mut seen = Seen::new();
+            scratch.cache.hold(tokens, block, block + n - 1);
+            match self.dims.kind {
+                DeltaKind::Gdn => self.weigh_by_head(tokens, folds as usize, length, block, n, &mut seen, scratch),
+                DeltaKind::Kda => self.weigh_by_column(tokens, folds as usize, length, block, n, &mut seen, scratch),
             }
             // Checkpoint terms.
-            let mut from_k = [[0f32; MAX]; TOKEN_BLOCK];
-            let mut from_q = [[0f32; MAX]; TOKEN_BLOCK];
             for tile in tiles.clone() {
-                match self.pool.config.readout {
-                    Readout::High => checkpoint.load_high(tile, &mut tile_state, tally),
-                    _ => checkpoint.load(tile, &mut tile_state, tally),
-                }
                 let offset = checkpoint.rows(tile).start - rows.start;
-                for ((k, q), (from_k, from_q)) in k.iter().zip(&q).zip(from_k.iter_mut().zip(&mut from_q)).take(tokens)
-                {
-                    let (dots_k, dots_q) = (tile_state.dot(k), tile_state.dot(q));
-                    let to = from_k.iter_mut().zip(from_q.iter_mut()).skip(offset).take(tile_state.rows());
-                    for ((from_k, from_q), (&k, &q)) in to.zip(dots_k.iter().zip(&dots_q)) {
-                        (*from_k, *from_q) = (k, q);
+                if block == 0 && folds > 0 {
+                    let (range, from, to) = (tag..tag + folds, Source::Memory, Target::Memory);
+                    state.take_in(self.isa, tile, range, None, from, to, Output::None, scratch);
+                }
+                let Scratch { cache, tile: state, tally, predicted, o, .. } = scratch;
+                let mut vectors = [&ZERO; 2 * BLOCK];
+                for (t, pair) in vectors.as_chunks_mut::<2>().0.iter_mut().enumerate().take(n) {
+                    let own = match self.dims.kind {
+                        DeltaKind::Gdn => (cache.own_k.get(t), cache.own_q.get(t)),
+                        DeltaKind::Kda => (seen.k.get(t), seen.q.get(t)),
+                    };
+                    if let (Some(k), Some(q)) = own {
+                        *pair = [k, q];
+                    }
+                }
+                let mut dots = [[0f32; TILE_ROWS]; 2 * BLOCK];
+                if let (Some(vectors), Some(dots)) = (vectors.get(..2 * n), dots.get_mut(..2 * n)) {
+                    checkpoint.dots(self.isa, tile, state, high, block == 0 && folds > 0, vectors, dots, tally);
+                }
+                let to = predicted.iter_mut().zip(o.iter_mut());
+                for ((predicted, o), [with_k, with_q]) in to.zip(dots.as_chunks::<2>().0).take(n) {
+                    if let (Some(predicted), Some(o)) = (predicted.get_mut(offset..), o.get_mut(offset..)) {
+                        vector::copy(predicted, with_k);
+                        vector::copy(o, with_q);
                     }
                 }
             }
-            let terms = with_k.iter().zip(&with_q).zip(from_k.iter().zip(&from_q)).take(tokens);
-            for (i, ((with_k, with_q), (from_k, from_q))) in terms.enumerate() {
-                let t = block + i as i64;
-                let (u, o) = self.combine(at, tag, t, rows.clone(), [with_k, with_q], [from_k, from_q], &own_u, tally);
-                state.write_u(at.position + t, rows.clone(), &u, tally);
-                self.write_out(&at.span, t, state.head(), rows.clone(), &o);
-                if let Some(own) = own_u.get_mut(t as usize) {
-                    *own = u;
+            let Scratch { tally, predicted, o, u, .. } = scratch;
+            for ((predicted, o), &factor) in predicted.iter_mut().zip(o.iter_mut()).zip(&seen.factor).take(n) {
+                if let (Some(predicted), Some(o)) = (predicted.get_mut(..rows.len()), o.get_mut(..rows.len())) {
+                    vector::scale(predicted, factor);
+                    vector::scale(o, factor);
                 }
             }
-            block += tokens as i64;
+            // Earlier u, oldest first; each is read once for all tokens.
+            let mut earlier = [0f32; MAX];
+            for j in folds as usize..length + block {
+                let u = match j.checked_sub(length).and_then(|own| u.get(own)) {
+                    Some(u) => u,
+                    None => {
+                        state.record_u(tag + j as i64, rows.clone(), &mut earlier, tally);
+                        &earlier
+                    }
+                };
+                let weights = seen.with_k.iter().zip(&seen.with_q);
+                for ((predicted, o), (with_k, with_q)) in predicted.iter_mut().zip(o.iter_mut()).zip(weights).take(n) {
+                    add_weighted(predicted, o, rows.len(), with_k.get(j), with_q.get(j), u);
+                }
+            }
+            for i in 0..n {
+                let t = block + i;
+                let (Some(predicted), Some(o)) = (predicted.get_mut(i), o.get_mut(i)) else { return };
+                let (Some(with_k), Some(with_q)) = (seen.with_k.get(i), seen.with_q.get(i)) else { return };
+                let (before, this) = u.split_at_mut(t);
+                for (s, u) in before.iter().enumerate().skip(block) {
+                    add_weighted(predicted, o, rows.len(), with_k.get(length + s), with_q.get(length + s), u);
+                }
+                let Some(u) = this.first_mut() else { return };
+                let beta = tokens.beta(t as i64);
+                tokens.v(at.position + t as i64, rows.clone(), u);
+                let with_itself = with_q.get(length + t).copied().unwrap_or(0.0);
+                for ((u, &predicted), o) in u.iter_mut().zip(&*predicted).zip(o.iter_mut()).take(rows.len()) {
+                    *u = beta * (*u - predicted);
+                    *o = self.args.scale * with_itself.mul_add(*u, *o);
+                }
+                state.write_u(at.position + t as i64, rows.clone(), u, tally);
+                self.write_out(&at.span, t as i64, state.head(), rows.clone(), o);
+            }
         }
     }
 
-    /// For token `t`: `e^{G_t} k_t`, `e^{G_t} q_t`, and `(e^{G(j,t)} k_j) . k_t` and `. q_t` for every record and token j up to
-    /// it, at index j - tag. Goes back from t, adding up log decays on the way.
-    #[allow(clippy::too_many_arguments, reason = "what the readout of a token consists of")]
+    /// GDN: products of the key head, times what the head decays between the two tokens.
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
     #[inline(always)]
-    fn products(
+    fn weigh_by_head(
         &self,
-        at: &Live<'_>,
-        tag: i64,
-        t: i64,
-        k: &mut Columns,
-        q: &mut Columns,
-        with_k: &mut [f32],
-        with_q: &mut [f32],
-        tally: &mut Tally,
+        tokens: &Tokens<'_>,
+        folds: usize,
+        length: usize,
+        block: usize,
+        n: usize,
+        seen: &mut Seen,
+        scratch: &mut Scratch,
     ) {
-        let state = &at.state;
-        let per_column = self.dims.kind == DeltaKind::Kda;
-        self.key(&self.args.k, at, t, k);
-        self.key(&self.args.q, at, t, q);
-        let n = padded(self.dims.k);
-        let (Some(this_k), Some(this_q)) = (k.0.get(..n), q.0.get(..n)) else { return };
-        let (mut earlier, mut g, mut elapsed) = (Columns::zero(), Columns::zero(), Columns::zero());
-        for p in (tag..=at.position + t).rev() {
-            let own = p - at.position;
-            if own >= 0 {
-                self.key(&self.args.k, at, own, &mut earlier);
-                self.gates(at, own, &mut g);
-            } else {
-                state.record_k(p, &mut earlier, tally);
-                state.record_g(p, &mut g, tally);
+        let kernel = self;
+        dispatch!(self.isa, Kernel::weigh_by_head_compiled; kernel: &Kernel<'_>, tokens: &Tokens<'_>, folds: usize, length: usize, block: usize, n: usize, seen: &mut Seen, scratch: &mut Scratch);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
+    #[inline(always)]
+    fn weigh_by_head_compiled(
+        &self,
+        tokens: &Tokens<'_>,
+        folds: usize,
+        length: usize,
+        block: usize,
+        n: usize,
+        seen: &mut Seen,
+        scratch: &mut Scratch,
+    ) {
+        let (state, tag) = (&tokens.at.state, scratch.tag);
+        scratch.cache.multiply(state, tokens, tag, length, block, n, &mut scratch.tally);
+        let Scratch { tally, cache, .. } = scratch;
+        // Log decays of records and tokens.
+        let mut g = [0f32; LOOKBACK];
+        for (j, g) in g.iter_mut().enumerate().take(length + block + n).skip(folds) {
+            let mut one = [0f32];
+            match j.checked_sub(length) {
+                Some(own) => tokens.g(own as i64, &mut one),
+                None => state.record_g(tag + j as i64, &mut one, tally),
             }
-            let factor = if per_column {
-                for (k, &e) in earlier.0.iter_mut().zip(&elapsed.0).take(self.dims.k) {
-                    *k *= exp(e);
-                }
-                1.0
-            } else {
-                exp(elapsed.0.first().copied().unwrap_or(0.0))
-            };
-            let index = (p - tag) as usize;
-            let Some(that) = earlier.0.get(..n) else { return };
-            if let (Some(with_k), Some(with_q)) = (with_k.get_mut(index), with_q.get_mut(index)) {
-                *with_k = factor * dot(that, this_k);
-                *with_q = factor * dot(that, this_q);
-            }
-            if let Some(g) = g.0.get(..self.dims.gates()) {
-                vector::add(&mut elapsed.0, g);
-            }
+            [*g] = one;
         }
-        // The checkpoint's view: all decays up to and including t's.
-        let whole = exp(elapsed.0.first().copied().unwrap_or(0.0));
-        for ((k, q), &e) in k.0.iter_mut().zip(&mut q.0).zip(&elapsed.0).take(self.dims.k) {
-            let factor = if per_column { exp(e) } else { whole };
-            *k *= factor;
-            *q *= factor;
+        let own = cache.with_k.iter().zip(&cache.with_q);
+        let to = seen.with_k.iter_mut().zip(&mut seen.with_q).zip(&mut seen.factor);
+        for (i, ((with_k, with_q), ((to_k, to_q), factor))) in own.zip(to).enumerate().take(n) {
+            let range = folds..length + block + i + 1;
+            let (Some(g), Some(with_k), Some(with_q), Some(to_k), Some(to_q)) = (
+                g.get(range.clone()),
+                with_k.get(range.clone()),
+                with_q.get(range.clone()),
+                to_k.get_mut(range.clone()),
+                to_q.get_mut(range),
+            ) else {
+                return;
+            };
+            // Going back from the token: the log decay behind each record.
+            let mut elapsed = 0f32;
+            for (to, g) in to_k.iter_mut().zip(g).rev() {
+                *to = elapsed;
+                elapsed += g;
+            }
+            for ((to_k, to_q), (with_k, with_q)) in to_k.iter_mut().zip(to_q).zip(with_k.iter().zip(with_q)) {
+                let decay = exp(*to_k);
+                *to_k = decay * with_k;
+                *to_q = decay * with_q;
+            }
+            *factor = exp(elapsed);
         }
     }
 
-    /// u and the output of token `t` from the products and the checkpoint's terms.
-    #[allow(clippy::too_many_arguments, reason = "what the readout of a token consists of")]
+    /// KDA: the keys decay column by column before they are multiplied.
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
     #[inline(always)]
-    fn combine(
+    fn weigh_by_column(
         &self,
-        at: &Live<'_>,
-        tag: i64,
-        t: i64,
-        rows: Range<usize>,
-        [with_k, with_q]: [&[f32; MAX_HISTORY + MAX_PARALLEL]; 2],
-        [from_k, from_q]: [&[f32; MAX]; 2],
-        own_u: &[[f32; MAX]; MAX_PARALLEL],
-        tally: &mut Tally,
-    ) -> ([f32; MAX], [f32; MAX]) {
-        let (mut predicted, mut o) = (*from_k, *from_q);
-        let mut earlier = [0f32; MAX];
-        for (p, (&a, &b)) in (tag..at.position + t).zip(with_k.iter().zip(with_q)) {
-            let own = p - at.position;
-            let u = match own_u.get(own as usize) {
-                Some(u) if own >= 0 => u,
-                _ => {
-                    at.state.record_u(p, rows.clone(), &mut earlier, tally);
-                    &earlier
+        tokens: &Tokens<'_>,
+        folds: usize,
+        length: usize,
+        block: usize,
+        n: usize,
+        seen: &mut Seen,
+        scratch: &mut Scratch,
+    ) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::weigh_by_column_compiled; kernel: &Kernel<'_>, tokens: &Tokens<'_>, folds: usize, length: usize, block: usize, n: usize, seen: &mut Seen, scratch: &mut Scratch);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
+    #[inline(always)]
+    fn weigh_by_column_compiled(
+        &self,
+        tokens: &Tokens<'_>,
+        folds: usize,
+        length: usize,
+        block: usize,
+        n: usize,
+        seen: &mut Seen,
+        scratch: &mut Scratch,
+    ) {
+        let (state, tag) = (&tokens.at.state, scratch.tag);
+        let Scratch { tally, cache, .. } = scratch;
+        let (columns, width) = (self.dims.k, padded(self.dims.k));
+        let mut g = [0f32; MAX];
+        for i in 0..n {
+            let (mut earlier, mut elapsed) = (Columns::zero(), Columns::zero());
+            let (Some(k), Some(q)) = (cache.own_k.get(i), cache.own_q.get(i)) else { return };
+            let (Some(this_k), Some(this_q)) = (k.0.get(..width), q.0.get(..width)) else { return };
+            for j in (folds..=length + block + i).rev() {
+                match j.checked_sub(length) {
+                    Some(own) => {
+                        tokens.k(own as i64, &mut earlier);
+                        tokens.g(own as i64, &mut g);
+                    }
+                    None => {
+                        state.record_k(tag + j as i64, &mut earlier, tally);
+                        state.record_g(tag + j as i64, &mut g, tally);
+                    }
                 }
-            };
-            if let Some(u) = u.get(..rows.len()) {
-                vector::axpy(&mut predicted, a, u);
-                vector::axpy(&mut o, b, u);
+                let (Some(key), Some(since)) = (earlier.0.get_mut(..columns), elapsed.0.get_mut(..columns)) else {
+                    return;
+                };
+                for (k, e) in key.iter_mut().zip(&*since) {
+                    *k *= exp(*e);
+                }
+                vector::add(since, &g);
+                let Some(earlier) = earlier.0.get(..width) else { return };
+                let to = (
+                    seen.with_k.get_mut(i).and_then(|row| row.get_mut(j)),
+                    seen.with_q.get_mut(i).and_then(|row| row.get_mut(j)),
+                );
+                if let (Some(with_k), Some(with_q)) = to {
+                    *with_k = dot(earlier, this_k);
+                    *with_q = dot(earlier, this_q);
+                }
+            }
+            // The checkpoint's view: all decays up to and including the token's.
+            let (Some(seen_k), Some(seen_q)) = (seen.k.get_mut(i), seen.q.get_mut(i)) else { return };
+            for ((seen_k, seen_q), ((k, q), e)) in
+                seen_k.0.iter_mut().zip(&mut seen_q.0).zip(k.0.iter().zip(&q.0).zip(&elapsed.0)).take(columns)
+            {
+                let decay = exp(*e);
+                *seen_k = decay * k;
+                *seen_q = decay * q;
+            }
+            if let Some(factor) = seen.factor.get_mut(i) {
+                *factor = 1.0;
             }
         }
-        let beta = self.beta(at, t);
-        let mut u = [0f32; MAX];
-        self.values(at, t, rows.clone(), &mut u);
-        let with_itself = with_q.get((at.position + t - tag) as usize).copied().unwrap_or(0.0);
-        for ((u, &predicted), o) in u.iter_mut().zip(&predicted).zip(&mut o).take(rows.len()) {
-            *u = beta * (*u - predicted);
-            *o = self.args.scale * with_itself.mul_add(*u, *o);
+    }
+}
+
+/// What a block of tokens sees: of the checkpoint, and of every record and token up to it (by index since the tag).
+struct Seen {
+    /// KDA: keys and queries with all decays since the checkpoint.
+    k: [Columns; BLOCK],
+    q: [Columns; BLOCK],
+    /// What the checkpoint's products are still to be multiplied with.
+    factor: [f32; BLOCK],
+    with_k: [[f32; LOOKBACK]; BLOCK],
+    with_q: [[f32; LOOKBACK]; BLOCK],
+}
+
+impl Seen {
+    #[inline(always)]
+    fn new() -> Self {
+        Seen {
+            k: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+            q: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+            factor: [1.0; BLOCK],
+            with_k: [[0.0; LOOKBACK]; BLOCK],
+            with_q: [[0.0; LOOKBACK]; BLOCK],
         }
-        (u, o)
+    }
+}
+
+static ZERO: Columns = Columns([0.0; MAX_COLUMNS]);
+
+/// `predicted += a u`, `o += b u`.
+#[inline(always)]
+fn add_weighted(
+    predicted: &mut [f32; MAX],
+    o: &mut [f32; MAX],
+    rows: usize,
+    a: Option<&f32>,
+    b: Option<&f32>,
+    u: &[f32; MAX],
+) {
+    if let (Some(&a), Some(&b), Some(predicted), Some(o)) = (a, b, predicted.get_mut(..rows), o.get_mut(..rows)) {
+        vector::axpy(predicted, a, u);
+        vector::axpy(o, b, u);
     }
 }

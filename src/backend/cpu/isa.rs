@@ -12,6 +12,8 @@ pub enum Isa {
     Avx2 = 2,
     /// AVX-512 (F, BW, DQ, VL).
     Avx512 = 3,
+    /// NEON, which every aarch64 target has.
+    Neon = 4,
 }
 
 static FORCED: AtomicU8 = AtomicU8::new(0);
@@ -24,13 +26,14 @@ impl Isa {
             1 => Isa::Baseline,
             2 => Isa::Avx2,
             3 => Isa::Avx512,
+            4 => Isa::Neon,
             _ => best.unwrap_or(Isa::Baseline),
         }
     }
 
     /// All that this processor has, worst first.
     pub fn available() -> Vec<Self> {
-        #[allow(unused_mut, reason = "only x86-64 has more than the baseline")]
+        #[allow(unused_mut, reason = "other processors have only the baseline")]
         let mut list = vec![Isa::Baseline];
         #[cfg(target_arch = "x86_64")]
         {
@@ -48,6 +51,8 @@ impl Isa {
                 list.push(Isa::Avx512);
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        list.push(Isa::Neon);
         list
     }
 
@@ -57,6 +62,7 @@ impl Isa {
             Isa::Baseline => "baseline",
             Isa::Avx2 => "AVX2",
             Isa::Avx512 => "AVX-512",
+            Isa::Neon => "NEON",
         }
     }
 
@@ -70,17 +76,28 @@ impl Isa {
     }
 }
 
-/// Calls `$body` compiled for the instruction set `$isa`. `$body` and all that it calls must be `inline(always)`.
+/// Calls `$body` compiled for the instruction set `$isa`, out of line. `$body` and all that it calls must be `inline(always)`,
+/// but for what is dispatched itself.
 macro_rules! dispatch {
-    ($isa:expr, $body:ident($($arg:ident: $ty:ty),*)) => {{
+    ($isa:expr, $body:path; $($arg:ident: $ty:ty),*) => { dispatch!($isa, $body; $($arg: $ty),* => ()) };
+    ($isa:expr, $body:path; $($arg:ident: $ty:ty),* => $ret:ty) => {{
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2($($arg: $ty),*) {
+        #[inline(never)]
+        #[allow(clippy::too_many_arguments, reason = "the body's own arguments")]
+        fn avx2($($arg: $ty),*) -> $ret {
             $body($($arg),*)
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn avx512($($arg: $ty),*) {
+        #[inline(never)]
+        #[allow(clippy::too_many_arguments, reason = "the body's own arguments")]
+        fn avx512($($arg: $ty),*) -> $ret {
+            $body($($arg),*)
+        }
+        #[inline(never)]
+        #[allow(clippy::too_many_arguments, reason = "the body's own arguments")]
+        fn baseline($($arg: $ty),*) -> $ret {
             $body($($arg),*)
         }
         match $isa {
@@ -90,7 +107,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Isa::detect` returns Avx2 only where the processor has these features.
             $crate::backend::cpu::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
-            _ => $body($($arg),*),
+            _ => baseline($($arg),*),
         }
     }};
 }

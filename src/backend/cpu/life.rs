@@ -8,20 +8,20 @@ use super::Cpu;
 use super::conv1d::ConvRing;
 use super::counters::{Counters, Place, Tally};
 use super::delta;
-use super::isa::dispatch;
+use super::isa::{Isa, dispatch};
 use super::mamba2;
 use super::raw;
 use super::rows::{Row, check_list, entry, position, resolve, skipped};
-use super::tiles::{Checkpoint, MAX_HISTORY};
+use super::tiles::Checkpoint;
 use crate::error::{Error, Result};
-use crate::replay::config::{CONV_TILE, ConvDims, Family, Format, TILE_ROWS};
+use crate::replay::config::{CONV_TILE, ConvDims, Family, Format};
 use crate::replay::launch::{
     Address, Batch, CommitArgs, Cursor, Exec, List, PoolView, ResetArgs, SlotsView, StateTensor, Where, fault,
 };
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::split;
 use crate::replay::position::{MAX_POSITION, accepted};
-use crate::replay::step::Tile;
+use crate::replay::step::{Output, Source, Target, Tile};
 
 /// Moves the positions of a batch's rows.
 pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) {
@@ -340,6 +340,7 @@ fn store_row(dst: &StateTensor, entry: i64, layer: i64, head: i64, row: i64, fro
 }
 
 struct Export<'a> {
+    isa: Isa,
     slots: &'a SlotsView,
     pool: &'a PoolView,
     list: &'a List,
@@ -360,10 +361,10 @@ pub(super) fn export(
     check_list(slots, list, false)?;
     let layers = dst.layer.map_or(pool.config.n_layers as i64, |_| 1);
     let units = units_of(pool);
-    let job = &Export { slots, pool, list, at, dst };
+    let job = &Export { isa: cpu.isa, slots, pool, list, at, dst };
     cpu.for_each(exec, list.n * layers * units, bytes_of(pool), |item| {
         let (i, index, unit) = (item / (layers * units), item / units % layers, (item % units) as usize);
-        dispatch!(cpu.isa, export_unit(job: &Export<'_>, i: i64, index: i64, unit: usize));
+        dispatch!(cpu.isa, export_unit; job: &Export<'_>, i: i64, index: i64, unit: usize);
     });
     Ok(())
 }
@@ -380,26 +381,80 @@ fn export_unit(job: &Export<'_>, i: i64, index: i64, unit: usize) {
         Family::Mamba2(dims) => {
             let Some(layout) = StateLayout::of(&pool.config) else { return };
             let state = mamba2::HeadState::new(slots, pool, dims, &layout, layer, slot, ring, unit);
-            let mut cache = mamba2::GroupCache::new();
-            let mut gates = [(0f32, 0f32); MAX_HISTORY];
-            let replay = |tile, range: Range<i64>, values: &mut Tile, tally: &mut Tally| {
-                cache.begin(i, 0, range.start);
-                state.load_gates(range.clone(), &mut gates, tally);
-                state.replay(tile, range.start, range, &gates, values, &mut cache, tally);
-            };
-            export_head(job, &state.checkpoint, i, index, at, committed, not_held, replay);
+            let scratch = mamba2::Scratch::new(dims.dstate);
+            let mut source = Mamba2Source { isa: job.isa, key: i, state, scratch };
+            export_head(job, &state.checkpoint, i, index, at, committed, not_held, &mut source);
         }
         Family::Delta(dims) => {
             let Some(layout) = StateLayout::of(&pool.config) else { return };
             let state = delta::HeadState::new(slots, pool, dims, &layout, layer, slot, ring, unit);
-            let replay = |tile, range, values: &mut Tile, tally: &mut Tally| state.replay(tile, range, values, tally);
-            export_head(job, &state.checkpoint, i, index, at, committed, not_held, replay);
+            let scratch = delta::Scratch::new(dims.k);
+            let mut source = DeltaSource { isa: job.isa, key: i, state, scratch };
+            export_head(job, &state.checkpoint, i, index, at, committed, not_held, &mut source);
         }
         Family::Conv1d(dims) => export_window(job, dims, layer, i, index, unit, ring, at, committed, not_held),
     }
 }
 
-/// A head's state at a held position: the checkpoint with history replayed on it, in registers.
+/// A head's state with some of its history taken in.
+trait Replayed {
+    /// A tile with the records of a range taken in.
+    fn tile(&mut self, tile: usize, range: Range<i64>) -> &Tile;
+    /// What that has moved.
+    fn tally(&self) -> &Tally;
+}
+
+struct Mamba2Source<'a> {
+    isa: Isa,
+    key: i64,
+    state: mamba2::HeadState<'a>,
+    scratch: mamba2::Scratch,
+}
+
+impl Replayed for Mamba2Source<'_> {
+    #[inline(always)]
+    fn tile(&mut self, tile: usize, range: Range<i64>) -> &Tile {
+        let Self { isa, key, state, scratch } = self;
+        if range.is_empty() {
+            state.checkpoint.load(tile, &mut scratch.tile, &mut scratch.tally);
+        } else {
+            state.begin(*key, range.start, range.end, scratch);
+            state.take_in(*isa, tile, range, None, Source::Memory, Target::Tile, Output::None, scratch);
+        }
+        &scratch.tile
+    }
+
+    fn tally(&self) -> &Tally {
+        &self.scratch.tally
+    }
+}
+
+struct DeltaSource<'a> {
+    isa: Isa,
+    key: i64,
+    state: delta::HeadState<'a>,
+    scratch: delta::Scratch,
+}
+
+impl Replayed for DeltaSource<'_> {
+    #[inline(always)]
+    fn tile(&mut self, tile: usize, range: Range<i64>) -> &Tile {
+        let Self { isa, key, state, scratch } = self;
+        if range.is_empty() {
+            state.checkpoint.load(tile, &mut scratch.tile, &mut scratch.tally);
+        } else {
+            state.begin(*key, range.start, scratch);
+            state.take_in(*isa, tile, range, None, Source::Memory, Target::Tile, Output::None, scratch);
+        }
+        &scratch.tile
+    }
+
+    fn tally(&self) -> &Tally {
+        &self.scratch.tally
+    }
+}
+
+/// A head's state at a held position: the checkpoint with history taken in, on the stack.
 #[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]
 #[inline(always)]
 fn export_head(
@@ -410,7 +465,7 @@ fn export_head(
     at: i64,
     committed: i64,
     not_held: impl Fn(),
-    mut replay: impl FnMut(usize, Range<i64>, &mut Tile, &mut Tally),
+    source: &mut impl Replayed,
 ) {
     let dims = checkpoint.layout.dims;
     let tags = checkpoint.valid_tags(job.slots, committed);
@@ -418,16 +473,13 @@ fn export_head(
         not_held();
         return;
     };
-    let mut tally = Tally::default();
-    let mut values = Tile::zero(TILE_ROWS, dims.columns);
     for (tile, &tag) in tags.iter().enumerate().take(dims.tiles()) {
-        checkpoint.load(tile, &mut values, &mut tally);
-        replay(tile, tag..at, &mut values, &mut tally);
+        let values = source.tile(tile, tag..at);
         for (r, row) in checkpoint.rows(tile).enumerate() {
             store_row(job.dst, i, index, checkpoint.head as i64, row as i64, values.row(r));
         }
     }
-    Counters::of(job.slots).add(&tally);
+    Counters::of(job.slots).add(source.tally());
 }
 
 #[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Cpu;
 use super::counters::{Counters, Place, Tally};
-use super::isa::dispatch;
+use super::isa::{Isa, dispatch};
 use super::raw;
 use super::rows::{Row, Span, flush_mask, position, resolve};
 use super::tiles::{Checkpoint, MAX_HISTORY, MAX_PARALLEL, Records};
@@ -24,7 +24,7 @@ use crate::replay::launch::{Batch, Exec, Mamba2Args, Mode, PoolView, SlotsView, 
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{Decay, exp, silu, softplus};
 use crate::replay::position::StepView;
-use crate::replay::step::{Columns, Tile, dot, padded};
+use crate::replay::step::{Columns, MAX_COLUMNS, Mamba2Tokens, Output, Source, Target, Tile, dot, padded};
 use crate::replay::vector;
 
 /// One layer's memory of one slot and ring, of one head.
@@ -82,7 +82,7 @@ impl<'a> HeadState<'a> {
 
     /// dt and g of the records `[from, to)`, oldest first.
     #[inline(always)]
-    pub(super) fn load_gates(&self, records: Range<i64>, into: &mut Gates, tally: &mut Tally) {
+    fn load_gates(&self, records: Range<i64>, into: &mut Gates, tally: &mut Tally) {
         for (p, gates) in records.zip(into.iter_mut()) {
             tally.ring_read += 8;
             let mut pair = [0f32; 2];
@@ -114,110 +114,298 @@ impl<'a> HeadState<'a> {
         }
     }
 
-    /// Replays records on a tile whose history begins at `tag`; `gates` are those of the records from there on.
-    #[allow(clippy::too_many_arguments, reason = "a tile, its records and what was decoded of them")]
+    /// Begins to work on tiles whose history starts at `tag`; `key` names the row (or list entry).
     #[inline(always)]
-    pub(super) fn replay(
+    pub(super) fn begin(&self, key: i64, tag: i64, position: i64, scratch: &mut Scratch) {
+        scratch.tag = tag;
+        scratch.cache.begin((key, self.group(), tag));
+        self.load_gates(tag..position, &mut scratch.gates, &mut scratch.tally);
+    }
+
+    /// Takes records, and tokens behind them, into a tile (`tokens` is none where there are only records). A checkpoint that is
+    /// stored stands at the end of the range. Returns what `output` asks of the last state.
+    #[allow(clippy::too_many_arguments, reason = "a tile, where it is and what it takes in")]
+    #[inline(always)]
+    pub(super) fn take_in(
         &self,
+        isa: Isa,
         tile: usize,
-        tag: i64,
         range: Range<i64>,
-        gates: &Gates,
-        state: &mut Tile,
-        cache: &mut GroupCache,
-        tally: &mut Tally,
-    ) {
-        let mut x = [0f32; TILE_ROWS];
-        for p in range {
-            let (dt, g) = gates.get((p - tag) as usize).copied().unwrap_or((0.0, 0.0));
-            self.record_x(p, self.checkpoint.rows(tile), &mut x, tally);
-            let b = cache.record(self, tag, p, tally);
-            state.update(Decay::new(g), &x.map(|x| dt * x), b);
+        tokens: Option<&Tokens<'_>>,
+        from: Source,
+        to: Target,
+        output: Output<'_>,
+        scratch: &mut Scratch,
+    ) -> [f32; TILE_ROWS] {
+        let state = self;
+        dispatch!(isa, HeadState::take_in_compiled; state: &HeadState<'_>, isa: Isa, tile: usize, range: Range<i64>, tokens: Option<&Tokens<'_>>, from: Source, to: Target, output: Output<'_>, scratch: &mut Scratch => [f32; TILE_ROWS])
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a tile, where it is and what it takes in")]
+    #[inline(always)]
+    fn take_in_compiled(
+        &self,
+        isa: Isa,
+        tile: usize,
+        range: Range<i64>,
+        tokens: Option<&Tokens<'_>>,
+        mut from: Source,
+        to: Target,
+        output: Output<'_>,
+        scratch: &mut Scratch,
+    ) -> [f32; TILE_ROWS] {
+        let Scratch { tally, cache, tile: state, gates, decays, xd, tag, .. } = scratch;
+        let rows = self.checkpoint.rows(tile);
+        let mut first = range.start;
+        loop {
+            // Chunks begin at multiples of their size after the tag, as the cache holds B.
+            let index = (first - *tag) as usize;
+            let end = range.end.min(first + (CHUNK - index % CHUNK) as i64);
+            for ((p, decay), xd) in (first..end).zip(decays.iter_mut()).zip(xd.iter_mut()) {
+                let (dt, g) = match tokens {
+                    Some(tokens) if p >= tokens.position => {
+                        tokens.x(p, rows.clone(), xd);
+                        tokens.gates(p)
+                    }
+                    _ => {
+                        self.record_x(p, rows.clone(), xd, tally);
+                        gates.get((p - *tag) as usize).copied().unwrap_or((0.0, 0.0))
+                    }
+                };
+                *decay = Decay::new(g);
+                vector::scale(xd, dt);
+            }
+            let n = (end - first) as usize;
+            let b = cache.b(self, tokens, *tag, index, n, tally);
+            let (Some(decays), Some(xd)) = (decays.get(..n), xd.get(..n)) else { return [0.0; TILE_ROWS] };
+            let taken = Mamba2Tokens { decays, b, xd };
+            let last = end == range.end;
+            let (to, output) = if last { (to, output) } else { (Target::Tile, Output::None) };
+            let out = self.checkpoint.mamba2(isa, tile, state, from, to, range.end, taken, output, tally);
+            if last {
+                return out;
+            }
+            (from, first) = (Source::Tile, end);
         }
     }
 }
 
-/// dt and g of records or tokens.
-pub(super) type Gates = [(f32, f32); MAX_HISTORY];
+/// dt and g of records.
+type Gates = [(f32, f32); MAX_HISTORY];
 
-/// Records and tokens whose B (and C) a group's heads share are decoded once: the first of a history, and of a step.
-const CACHED_RECORDS: usize = 16;
-const CACHED_TOKENS: usize = 8;
+/// Records and tokens that a tile takes in at once.
+const CHUNK: usize = 16;
+/// Tokens whose outputs are computed together.
+const BLOCK: usize = 8;
+const LOOKBACK: usize = MAX_HISTORY + MAX_PARALLEL;
 
 /// What the heads of one group of one row share. Filled as it is needed.
-pub(super) struct GroupCache {
+struct GroupCache {
     /// Row (or list entry), group and first record.
     key: Option<(i64, usize, i64)>,
-    records: usize,
-    tokens: usize,
-    products: bool,
-    b: [Columns; CACHED_RECORDS],
-    own_b: [Columns; CACHED_TOKENS],
-    own_c: [Columns; CACHED_TOKENS],
-    /// B . C of each token with the records, then with the tokens up to it.
-    with_records: [[f32; CACHED_RECORDS]; CACHED_TOKENS],
-    with_tokens: [[f32; CACHED_TOKENS]; CACHED_TOKENS],
-    spare: Columns,
+    /// B of records and tokens: index of the first since the tag, and how many.
+    b: [Columns; CHUNK],
+    held: Range<usize>,
+    /// C of a block of tokens: the first, and how many.
+    c: [Columns; BLOCK],
+    tokens: Range<usize>,
+    /// Their products with B of all records and tokens up to them, if they are there.
+    products: [[f32; LOOKBACK]; BLOCK],
+    multiplied: bool,
 }
 
 impl GroupCache {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         GroupCache {
             key: None,
-            records: 0,
-            tokens: 0,
-            products: false,
-            b: std::array::from_fn(|_| Columns::zero()),
-            own_b: std::array::from_fn(|_| Columns::zero()),
-            own_c: std::array::from_fn(|_| Columns::zero()),
-            with_records: [[0.0; CACHED_RECORDS]; CACHED_TOKENS],
-            with_tokens: [[0.0; CACHED_TOKENS]; CACHED_TOKENS],
-            spare: Columns::zero(),
+            b: [const { Columns([0.0; MAX_COLUMNS]) }; CHUNK],
+            held: 0..0,
+            c: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+            tokens: 0..0,
+            products: [[0.0; LOOKBACK]; BLOCK],
+            multiplied: false,
         }
     }
 
-    /// Forgets everything unless it is for this row, group and first record.
+    /// Forgets everything unless it is of the same row, group and first record.
     #[inline(always)]
-    pub(super) fn begin(&mut self, row: i64, group: usize, tag: i64) {
-        if self.key != Some((row, group, tag)) {
-            self.key = Some((row, group, tag));
-            (self.records, self.tokens, self.products) = (0, 0, false);
+    fn begin(&mut self, key: (i64, usize, i64)) {
+        if self.key != Some(key) {
+            self.key = Some(key);
+            (self.held, self.tokens, self.multiplied) = (0..0, 0..0, false);
         }
     }
 
-    /// B of the record of token `p`.
+    /// B of `n` records and tokens from index `first` on, which lie in one chunk.
     #[inline(always)]
-    fn record(&mut self, state: &HeadState<'_>, tag: i64, p: i64, tally: &mut Tally) -> &Columns {
-        let index = (p - tag) as usize;
-        while self.records <= index && self.records < CACHED_RECORDS {
-            if let Some(b) = self.b.get_mut(self.records) {
-                state.record_b(tag + self.records as i64, b, tally);
-            }
-            self.records += 1;
+    fn b(
+        &mut self,
+        state: &HeadState<'_>,
+        tokens: Option<&Tokens<'_>>,
+        tag: i64,
+        first: usize,
+        n: usize,
+        tally: &mut Tally,
+    ) -> &[Columns] {
+        let chunk = first / CHUNK * CHUNK;
+        if self.held.start != chunk {
+            self.held = chunk..chunk;
         }
-        match self.b.get(index) {
-            Some(b) => b,
-            None => {
-                state.record_b(p, &mut self.spare, tally);
-                &self.spare
+        let missing = self.held.end..first + n;
+        for i in missing {
+            let p = tag + i as i64;
+            let Some(b) = self.b.get_mut(i - chunk) else { break };
+            match tokens {
+                Some(tokens) if p >= tokens.position => tokens.b(p, b),
+                _ => state.record_b(p, b, tally),
             }
+            self.held.end = i + 1;
+        }
+        self.b.get(first - chunk..first - chunk + n).unwrap_or_default()
+    }
+
+    /// C of token `t` of the block that begins with `first`.
+    #[inline(always)]
+    fn c(&mut self, tokens: &Tokens<'_>, first: usize, t: usize) -> &Columns {
+        if self.tokens.start != first {
+            (self.tokens, self.multiplied) = (first..first, false);
+        }
+        while self.tokens.end <= t {
+            if let Some(c) = self.c.get_mut(self.tokens.end - first) {
+                tokens.c(self.tokens.end, c);
+            }
+            self.tokens.end += 1;
+        }
+        self.c.get(t - first).unwrap_or(&ZERO)
+    }
+
+    /// Computes the products of a block of `n` tokens from `first` on; `history` records lie before the step.
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
+    #[inline(always)]
+    fn multiply(
+        &mut self,
+        state: &HeadState<'_>,
+        tokens: &Tokens<'_>,
+        tag: i64,
+        history: usize,
+        first: usize,
+        n: usize,
+        tally: &mut Tally,
+    ) {
+        let cache = self;
+        dispatch!(tokens.kernel.isa, GroupCache::multiply_compiled; cache: &mut GroupCache, state: &HeadState<'_>, tokens: &Tokens<'_>, tag: i64, history: usize, first: usize, n: usize, tally: &mut Tally);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what the readout of a block consists of")]
+    #[inline(always)]
+    fn multiply_compiled(
+        &mut self,
+        state: &HeadState<'_>,
+        tokens: &Tokens<'_>,
+        tag: i64,
+        history: usize,
+        first: usize,
+        n: usize,
+        tally: &mut Tally,
+    ) {
+        self.c(tokens, first, first + n - 1);
+        if self.multiplied {
+            return;
+        }
+        let width = padded(state.dims.dstate);
+        let end = history + first + n;
+        let mut chunk = 0;
+        while chunk < end {
+            let held = CHUNK.min(end - chunk);
+            self.b(state, Some(tokens), tag, chunk, held, tally);
+            for (i, b) in self.b.iter().enumerate().take(held) {
+                for (t, (c, products)) in self.c.iter().zip(&mut self.products).enumerate().take(n) {
+                    if chunk + i > history + first + t {
+                        continue;
+                    }
+                    if let (Some(b), Some(c), Some(product)) =
+                        (b.0.get(..width), c.0.get(..width), products.get_mut(chunk + i))
+                    {
+                        *product = dot(b, c);
+                    }
+                }
+            }
+            chunk += held;
+        }
+        self.multiplied = true;
+    }
+}
+
+static ZERO: Columns = Columns([0.0; MAX_COLUMNS]);
+
+/// What a thread needs while it goes through work items; made once for many of them.
+pub(super) struct Scratch {
+    pub(super) tally: Tally,
+    pub(super) tile: Tile,
+    cache: GroupCache,
+    /// Where the history begins.
+    tag: i64,
+    /// Of the history.
+    gates: Gates,
+    decays: [Decay; CHUNK],
+    xd: [[f32; TILE_ROWS]; CHUNK],
+    y: [[f32; MAX_DIM as usize]; BLOCK],
+}
+
+impl Scratch {
+    pub(super) fn new(columns: usize) -> Self {
+        Scratch {
+            tally: Tally::default(),
+            tile: Tile::zero(TILE_ROWS, columns),
+            cache: GroupCache::new(),
+            tag: 0,
+            gates: [(0.0, 0.0); MAX_HISTORY],
+            decays: [Decay { factor: 0.0, slow: true }; CHUNK],
+            xd: [[0.0; TILE_ROWS]; CHUNK],
+            y: [[0.0; MAX_DIM as usize]; BLOCK],
         }
     }
 }
 
-/// What a thread needs while it goes through work items; made once for many of them.
-struct Scratch {
-    tally: Tally,
-    cache: GroupCache,
-    tile: Tile,
-    /// Of the history, then of a step's first tokens.
-    gates: Gates,
+/// The tokens of one head of a live row.
+pub(super) struct Tokens<'a> {
+    kernel: &'a Kernel<'a>,
+    span: Span,
+    head: usize,
+    /// The first one's position.
+    position: i64,
+    /// dt and g of the first ones.
     own: [(f32, f32); MAX_PARALLEL],
-    y: [[f32; MAX_DIM as usize]; CACHED_TOKENS],
-    x: [f32; MAX_DIM as usize],
+}
+
+impl Tokens<'_> {
+    #[inline(always)]
+    fn gates(&self, p: i64) -> (f32, f32) {
+        let t = p - self.position;
+        match self.own.get(t as usize) {
+            Some(&gates) => gates,
+            None => self.kernel.gates(&self.span, t, self.head),
+        }
+    }
+
+    #[inline(always)]
+    fn x(&self, p: i64, rows: Range<usize>, into: &mut [f32]) {
+        self.kernel.channels(&self.kernel.args.x, &self.span, p - self.position, self.head, rows, into);
+    }
+
+    #[inline(always)]
+    fn b(&self, p: i64, into: &mut Columns) {
+        self.kernel.columns(&self.kernel.args.b, &self.span, p - self.position, self.head, into);
+    }
+
+    #[inline(always)]
+    fn c(&self, t: usize, into: &mut Columns) {
+        self.kernel.columns(&self.kernel.args.c, &self.span, t as i64, self.head, into);
+    }
 }
 
 struct Kernel<'a> {
+    isa: Isa,
     slots: &'a SlotsView,
     pool: &'a PoolView,
     dims: &'a Mamba2Dims,
@@ -241,26 +429,18 @@ pub(super) fn run(
     exec: &Exec,
 ) {
     let (Family::Mamba2(dims), Some(layout)) = (&pool.config.family, StateLayout::of(&pool.config)) else { return };
-    let kernel = &Kernel { slots, pool, dims, layout, layer, mode, batch, args };
+    let kernel = &Kernel { isa: cpu.isa, slots, pool, dims, layout, layer, mode, batch, args };
     let by_group = batch.keep_tail > 0;
     let per_row = if by_group { dims.ngroups } else { dims.nheads } as i64;
     let bytes = layout.head_bytes() as i64 * dims.nheads as i64 / per_row;
     cpu.for_ranges(exec, batch.n_rows * per_row, bytes, |items| {
-        dispatch!(cpu.isa, work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>));
+        dispatch!(cpu.isa, work; kernel: &Kernel<'_>, per_row: i64, items: Range<i64>);
     });
 }
 
 #[inline(always)]
 fn work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>) {
-    let mut scratch = Scratch {
-        tally: Tally::default(),
-        cache: GroupCache::new(),
-        tile: Tile::zero(TILE_ROWS, kernel.dims.dstate),
-        gates: [(0.0, 0.0); MAX_HISTORY],
-        own: [(0.0, 0.0); MAX_PARALLEL],
-        y: [[0.0; MAX_DIM as usize]; CACHED_TOKENS],
-        x: [0.0; MAX_DIM as usize],
-    };
+    let mut scratch = Scratch::new(kernel.dims.dstate);
     for item in items {
         let (row, unit) = (item / per_row, (item % per_row) as usize);
         if kernel.batch.keep_tail == 0 {
@@ -338,6 +518,12 @@ impl<'a> Kernel<'a> {
     /// `y = fma(D, x, y)`, the gate, and the store; 32 rows at a time.
     #[inline(always)]
     fn finish(&self, span: &Span, t: i64, head: usize, rows: Range<usize>, y: &mut [f32]) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::finish_compiled; kernel: &Kernel<'_>, span: &Span, t: i64, head: usize, rows: Range<usize>, y: &mut [f32]);
+    }
+
+    #[inline(always)]
+    fn finish_compiled(&self, span: &Span, t: i64, head: usize, rows: Range<usize>, y: &mut [f32]) {
         const CHUNK: usize = 32;
         let args = self.args;
         for (i, y) in y.chunks_mut(CHUNK).enumerate() {
@@ -438,7 +624,8 @@ impl<'a> Kernel<'a> {
             return None;
         };
         let tags = tags.get(..self.layout.dims.tiles())?;
-        for (t, own) in (0..span.len).zip(&mut scratch.own) {
+        let mut tokens = Tokens { kernel: self, span, head, position, own: [(0.0, 0.0); MAX_PARALLEL] };
+        for (t, own) in (0..span.len).zip(&mut tokens.own) {
             *own = self.gates(&span, t, head);
         }
         // All tiles of a head stand at one position, unless a fold was cut short; each run of equals is worked on as one.
@@ -447,13 +634,12 @@ impl<'a> Kernel<'a> {
             let tiles = first..first + run.len();
             first = tiles.end;
             let Some(&tag) = run.first() else { continue };
-            scratch.cache.begin(row, state.group(), tag);
-            state.load_gates(tag..position, &mut scratch.gates, &mut scratch.tally);
+            state.begin(row, tag, position, scratch);
             match self.mode {
                 Mode::Extend => {
                     let stop = position + self.tail_of(&at).start;
                     for tile in tiles {
-                        self.serial(&at, tile, tag, stop, scratch);
+                        self.serial(&at, &tokens, tile, stop, scratch);
                     }
                 }
                 Mode::Step => {
@@ -466,10 +652,10 @@ impl<'a> Kernel<'a> {
                     }
                     if self.pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL as i64 {
                         for tile in tiles {
-                            self.serial(&at, tile, tag, tag + folds, scratch);
+                            self.serial(&at, &tokens, tile, tag + folds, scratch);
                         }
                     } else {
-                        self.parallel(&at, tiles, tag, folds, scratch);
+                        self.parallel(&at, &tokens, tiles, folds, scratch);
                     }
                 }
             }
@@ -480,7 +666,7 @@ impl<'a> Kernel<'a> {
         };
         let writes_b = self.mode == Mode::Step && head.is_multiple_of(self.dims.heads_per_group());
         for t in recorded {
-            self.write_record(&at, t, self.own_gates(&at, t, scratch), &mut scratch.tally);
+            self.write_record(&at, t, tokens.gates(position + t), &mut scratch.tally);
             if writes_b {
                 self.write_b(&state, &at, t, &mut scratch.tally);
             }
@@ -488,225 +674,165 @@ impl<'a> Kernel<'a> {
         Some(at)
     }
 
-    /// dt and g of an input token.
-    #[inline(always)]
-    fn own_gates(&self, at: &Live<'_>, t: i64, scratch: &Scratch) -> (f32, f32) {
-        match scratch.own.get(t as usize) {
-            Some(&gates) => gates,
-            None => self.gates(&at.span, t, at.state.head()),
-        }
-    }
-
-    /// Decodes B and C of the first tokens, once per group.
-    #[inline(always)]
-    fn cache_tokens(&self, at: &Live<'_>, cache: &mut GroupCache) {
-        let n = (at.span.len as usize).min(CACHED_TOKENS);
-        while cache.tokens < n {
-            let (t, head) = (cache.tokens, at.state.head());
-            if let (Some(b), Some(c)) = (cache.own_b.get_mut(t), cache.own_c.get_mut(t)) {
-                self.columns(&self.args.b, &at.span, t as i64, head, b);
-                self.columns(&self.args.c, &at.span, t as i64, head, c);
-            }
-            cache.tokens += 1;
-        }
-    }
-
     /// History and tokens one by one, the plain update's outputs; the checkpoint is stored as it stands at `stop`.
     #[inline(always)]
-    fn serial(&self, at: &Live<'_>, tile: usize, tag: i64, stop: i64, scratch: &mut Scratch) {
-        self.cache_tokens(at, &mut scratch.cache);
-        let Scratch { tally, cache, tile: state, gates, own, .. } = scratch;
-        let (checkpoint, head) = (&at.state.checkpoint, at.state.head());
-        let rows = checkpoint.rows(tile);
-        checkpoint.load(tile, state, tally);
-        let committed = stop.min(at.position);
-        at.state.replay(tile, tag, tag..committed, gates, state, cache, tally);
-        if stop <= at.position {
-            if stop > tag {
-                checkpoint.store(tile, state, stop, tally);
-            }
-            at.state.replay(tile, tag, committed..at.position, gates, state, cache, tally);
+    fn serial(&self, at: &Live<'_>, tokens: &Tokens<'_>, tile: usize, stop: i64, scratch: &mut Scratch) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::serial_compiled; kernel: &Kernel<'_>, at: &Live<'_>, tokens: &Tokens<'_>, tile: usize, stop: i64, scratch: &mut Scratch);
+    }
+
+    #[inline(always)]
+    fn serial_compiled(&self, at: &Live<'_>, tokens: &Tokens<'_>, tile: usize, stop: i64, scratch: &mut Scratch) {
+        let (state, tag) = (&at.state, scratch.tag);
+        let rows = state.checkpoint.rows(tile);
+        let mut from = tag;
+        if tag < stop && stop <= at.position {
+            state.take_in(self.isa, tile, tag..stop, None, Source::Memory, Target::Memory, Output::None, scratch);
+            from = stop;
         }
-        let (mut b, mut c) = (Columns::zero(), Columns::zero());
-        let mut x = [0f32; TILE_ROWS];
+        let mut source = Source::Memory;
+        let mut c = Columns::zero();
         for t in 0..at.span.len {
-            let (dt, g) = match own.get(t as usize) {
-                Some(&gates) => gates,
-                None => self.gates(&at.span, t, head),
+            let end = at.position + t + 1;
+            let to = match t + 1 {
+                _ if end == stop => Target::Memory,
+                last if last == at.span.len => Target::Nowhere,
+                _ => Target::Tile,
             };
-            self.channels(&self.args.x, &at.span, t, head, rows.clone(), &mut x);
-            let xd = x.map(|x| dt * x);
-            let mut y = match (cache.own_b.get(t as usize), cache.own_c.get(t as usize)) {
-                (Some(b), Some(c)) => state.update_dot(Decay::new(g), &xd, b, c),
-                _ => {
-                    self.columns(&self.args.b, &at.span, t, head, &mut b);
-                    self.columns(&self.args.c, &at.span, t, head, &mut c);
-                    state.update_dot(Decay::new(g), &xd, &b, &c)
-                }
+            // Only the first tokens are worth sharing: a group's heads come one after the other.
+            let c = if t < BLOCK as i64 {
+                c.clone_from(scratch.cache.c(tokens, 0, t as usize));
+                &c
+            } else {
+                tokens.c(t as usize, &mut c);
+                &c
             };
+            let mut y = state.take_in(self.isa, tile, from..end, Some(tokens), source, to, Output::Value(c), scratch);
             if let Some(y) = y.get_mut(..rows.len()) {
-                self.finish(&at.span, t, head, rows.clone(), y);
+                self.finish(&at.span, t, state.head(), rows.clone(), y);
             }
-            if at.position + t + 1 == stop {
-                checkpoint.store(tile, state, stop, tally);
-            }
+            (from, source) = (end, if to == Target::Memory { Source::Memory } else { Source::Tile });
         }
     }
 
-    /// The parallel form for tiles that stand at `tag`, of which the first `folds` records are folded on the way.
+    /// The parallel form for tiles that stand at one tag, of which the first `folds` records are folded on the way.
     #[inline(always)]
-    fn parallel(&self, at: &Live<'_>, tiles: Range<usize>, tag: i64, folds: i64, scratch: &mut Scratch) {
-        self.cache_tokens(at, &mut scratch.cache);
-        let Scratch { tally, cache, tile: tile_state, gates, own, y: all_y, x } = scratch;
-        let (state, head) = (&at.state, at.state.head());
+    fn parallel(&self, at: &Live<'_>, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch) {
+        let kernel = self;
+        dispatch!(self.isa, Kernel::parallel_compiled; kernel: &Kernel<'_>, at: &Live<'_>, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch);
+    }
+
+    #[inline(always)]
+    fn parallel_compiled(
+        &self,
+        at: &Live<'_>,
+        tokens: &Tokens<'_>,
+        tiles: Range<usize>,
+        folds: i64,
+        scratch: &mut Scratch,
+    ) {
+        let (state, tag) = (&at.state, scratch.tag);
         let checkpoint = &state.checkpoint;
         let rows = checkpoint.rows(tiles.start).start..checkpoint.rows(tiles.end - 1).end;
         let high = self.pool.config.readout == Readout::High;
-        let history = folds as usize..(at.position - tag) as usize;
-        self.cache_products(at, tag, history.end, cache, tally);
+        let length = (at.position - tag) as usize;
+        let history = folds as usize..length;
+        let count = at.span.len as usize;
         // For each record, the log decay from it to the committed position; then for all of the history.
         let mut since = [0f32; MAX_HISTORY];
         let mut whole = 0f32;
         for j in history.clone().rev() {
-            if let (Some(since), Some((_, g))) = (since.get_mut(j), gates.get(j)) {
+            if let (Some(since), Some((_, g))) = (since.get_mut(j), scratch.gates.get(j)) {
                 *since = whole;
                 whole += g;
             }
         }
         let mut before = 0f32;
-        let mut block = 0usize;
-        while block < at.span.len as usize {
-            let tokens = (at.span.len as usize - block).min(CACHED_TOKENS);
-            // Checkpoint terms.
+        let mut x = [0f32; MAX_DIM as usize];
+        for block in (0..count).step_by(BLOCK) {
+            let n = (count - block).min(BLOCK);
+            // Checkpoint terms; a tile that is folded is read out on its way if there is one token.
+            let c = if n == 1 && folds > 0 && block == 0 { Some(scratch.cache.c(tokens, 0, 0).clone()) } else { None };
             for tile in tiles.clone() {
-                if block == 0 && folds > 0 {
-                    checkpoint.load(tile, tile_state, tally);
-                    state.replay(tile, tag, tag..tag + folds, gates, tile_state, cache, tally);
-                    checkpoint.store(tile, tile_state, tag + folds, tally);
-                    if high {
-                        tile_state.to_high();
-                    }
-                } else if high {
-                    checkpoint.load_high(tile, tile_state, tally);
-                } else {
-                    checkpoint.load(tile, tile_state, tally);
-                }
                 let offset = checkpoint.rows(tile).start - rows.start;
-                for (i, y) in all_y.iter_mut().enumerate().take(tokens) {
-                    // No closures around heavy work: they may be compiled out of line, for the baseline.
-                    let c = match cache.own_c.get(i) {
-                        Some(c) if block == 0 => c,
-                        _ => {
-                            self.columns(&self.args.c, &at.span, (block + i) as i64, head, &mut cache.spare);
-                            &cache.spare
-                        }
+                let mut dots = [[0f32; TILE_ROWS]; BLOCK];
+                if block == 0 && folds > 0 {
+                    let output = match &c {
+                        Some(c) => checkpoint.readout(high, c),
+                        None => Output::None,
                     };
-                    let dots = tile_state.dot(c);
-                    for (y, &d) in y.iter_mut().skip(offset).zip(&dots).take(tile_state.rows()) {
-                        *y = d;
+                    let range = tag..tag + folds;
+                    let (from, to) = (Source::Memory, Target::Memory);
+                    let y = state.take_in(self.isa, tile, range, None, from, to, output, scratch);
+                    let [first, ..] = &mut dots;
+                    *first = y;
+                }
+                if c.is_none() {
+                    scratch.cache.c(tokens, block, block + n - 1);
+                    let Scratch { cache, tile: state, tally, .. } = scratch;
+                    let vectors: [&Columns; BLOCK] = std::array::from_fn(|i| cache.c.get(i).unwrap_or(&ZERO));
+                    if let (Some(vectors), Some(dots)) = (vectors.get(..n), dots.get_mut(..n)) {
+                        checkpoint.dots(self.isa, tile, state, high, block == 0 && folds > 0, vectors, dots, tally);
+                    }
+                }
+                for (y, dots) in scratch.y.iter_mut().zip(&dots).take(n) {
+                    if let Some(y) = y.get_mut(offset..) {
+                        vector::copy(y, dots);
                     }
                 }
             }
+            scratch.cache.multiply(state, tokens, tag, length, block, n, &mut scratch.tally);
+            let Scratch { tally, cache, gates, y: all_y, .. } = scratch;
             // Log decay from the committed position up to and including each token.
-            let mut elapsed = [0f32; CACHED_TOKENS];
-            for (i, (y, elapsed)) in all_y.iter_mut().zip(&mut elapsed).enumerate().take(tokens) {
-                before += own.get(block + i).map_or(0.0, |(_, g)| *g);
+            let mut elapsed = [0f32; BLOCK];
+            for (i, (y, elapsed)) in all_y.iter_mut().zip(&mut elapsed).enumerate().take(n) {
+                before += tokens.own.get(block + i).map_or(0.0, |(_, g)| *g);
                 *elapsed = before;
                 if let Some(y) = y.get_mut(..rows.len()) {
                     vector::scale(y, exp(whole + before));
                 }
             }
             // History, oldest first; each x is read once for all tokens.
-            for j in history.clone() {
-                let (Some((dt, _)), Some(since)) = (gates.get(j), since.get(j)) else { return };
-                state.record_x(tag + j as i64, rows.clone(), x, tally);
-                for (i, (y, elapsed)) in all_y.iter_mut().zip(&elapsed).enumerate().take(tokens) {
-                    let product = self.product(at, tag, block + i, Earlier::Record(j), cache, tally);
-                    if let Some(y) = y.get_mut(..rows.len()) {
-                        vector::axpy(y, dt * exp(since + elapsed) * product, x);
+            let mut first = history.start;
+            while first < history.end {
+                let records = first..history.end.min(first + CHUNK);
+                let mut weights = [[0f32; CHUNK]; BLOCK];
+                for (((weights, elapsed), products), _) in
+                    weights.iter_mut().zip(&elapsed).zip(&cache.products).zip(0..n)
+                {
+                    let (Some(gates), Some(since), Some(products)) =
+                        (gates.get(records.clone()), since.get(records.clone()), products.get(records.clone()))
+                    else {
+                        return;
+                    };
+                    let inputs = gates.iter().zip(since).zip(products);
+                    for (weight, (((dt, _), since), product)) in weights.iter_mut().zip(inputs) {
+                        *weight = dt * exp(since + elapsed) * product;
                     }
                 }
+                for (j, p) in records.clone().enumerate() {
+                    state.record_x(tag + p as i64, rows.clone(), &mut x, tally);
+                    for (y, weights) in all_y.iter_mut().zip(&weights).take(n) {
+                        if let (Some(y), Some(&weight)) = (y.get_mut(..rows.len()), weights.get(j)) {
+                            vector::axpy(y, weight, &x);
+                        }
+                    }
+                }
+                first = records.end;
             }
-            for (i, y) in all_y.iter_mut().enumerate().take(tokens) {
+            for (i, (y, products)) in all_y.iter_mut().zip(&cache.products).enumerate().take(n) {
                 let t = block + i;
                 let Some(y) = y.get_mut(..rows.len()) else { return };
                 // The step's own tokens, newest first.
                 let mut between = 0f32;
-                for (s, &(dt, g)) in own.iter().enumerate().take(t + 1).rev() {
-                    self.channels(&self.args.x, &at.span, s as i64, head, rows.clone(), x);
-                    let product = self.product(at, tag, t, Earlier::Token(s), cache, tally);
-                    vector::axpy(y, dt * exp(between) * product, x);
+                for (s, &(dt, g)) in tokens.own.iter().enumerate().take(t + 1).rev() {
+                    tokens.x(at.position + s as i64, rows.clone(), &mut x);
+                    let product = products.get(length + s).copied().unwrap_or(0.0);
+                    vector::axpy(y, dt * exp(between) * product, &x);
                     between += g;
                 }
-                self.finish(&at.span, t as i64, head, rows.clone(), y);
-            }
-            block += tokens;
-        }
-    }
-
-    /// B . C of the first tokens with the first records and with one another, once per group.
-    #[inline(always)]
-    fn cache_products(&self, at: &Live<'_>, tag: i64, history: usize, cache: &mut GroupCache, tally: &mut Tally) {
-        if cache.products {
-            return;
-        }
-        let n = padded(self.dims.dstate);
-        let cached = history.min(CACHED_RECORDS) as i64;
-        if cached > 0 {
-            cache.record(&at.state, tag, tag + cached - 1, tally);
-        }
-        let GroupCache { b, own_b, own_c, with_records, with_tokens, .. } = cache;
-        for ((t, c), (with_records, with_tokens)) in
-            own_c.iter().enumerate().zip(with_records.iter_mut().zip(with_tokens)).take(at.span.len as usize)
-        {
-            let Some(c) = c.0.get(..n) else { return };
-            for (b, product) in b.iter().zip(with_records).take(history) {
-                let Some(b) = b.0.get(..n) else { return };
-                *product = dot(b, c);
-            }
-            for (b, product) in own_b.iter().zip(with_tokens).take(t + 1) {
-                let Some(b) = b.0.get(..n) else { return };
-                *product = dot(b, c);
+                self.finish(&at.span, t as i64, state.head(), rows.clone(), y);
             }
         }
-        cache.products = true;
     }
-
-    /// B of an earlier record or token, times C of token `t`.
-    #[inline(always)]
-    fn product(
-        &self,
-        at: &Live<'_>,
-        tag: i64,
-        t: usize,
-        earlier: Earlier,
-        cache: &mut GroupCache,
-        tally: &mut Tally,
-    ) -> f32 {
-        let cached = match earlier {
-            Earlier::Record(j) => cache.with_records.get(t).and_then(|row| row.get(j)),
-            Earlier::Token(s) => cache.with_tokens.get(t).and_then(|row| row.get(s)),
-        };
-        if let Some(&product) = cached {
-            return product;
-        }
-        let (mut b, mut c) = (Columns::zero(), Columns::zero());
-        match earlier {
-            Earlier::Record(j) => at.state.record_b(tag + j as i64, &mut b, tally),
-            Earlier::Token(s) => self.columns(&self.args.b, &at.span, s as i64, at.state.head(), &mut b),
-        }
-        self.columns(&self.args.c, &at.span, t as i64, at.state.head(), &mut c);
-        let n = padded(self.dims.dstate);
-        match (b.0.get(..n), c.0.get(..n)) {
-            (Some(b), Some(c)) => dot(b, c),
-            _ => 0.0,
-        }
-    }
-}
-
-/// What a token's output looks back at.
-#[derive(Clone, Copy)]
-enum Earlier {
-    Record(usize),
-    Token(usize),
 }

@@ -4,6 +4,7 @@ mod conv1d;
 mod counters;
 mod delta;
 pub mod isa;
+mod lanes;
 mod life;
 mod mamba2;
 mod raw;

@@ -4,13 +4,19 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::counters::Tally;
+use super::isa::Isa;
+use super::lanes::on_lanes;
 use super::raw;
 use crate::dtype::Dtype;
 use crate::replay::config::{Format, MAX_DIM, MAX_MIN_REWIND, MAX_WINDOW, TILE_ROWS};
+use crate::replay::lanes::Lanes;
 use crate::replay::launch::{Address, PoolView, SlotsView};
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{rounding_words, to_bf16_stochastic, to_f16, to_f16_stochastic};
-use crate::replay::step::Tile;
+use crate::replay::step::{
+    self, Bf16Rows, Columns, DeltaTokens, F32Rows, Load, Mamba2Tokens, Memory, Output, PlaneRows, Size, Source, Store,
+    Target, Tile,
+};
 use crate::replay::vector;
 
 /// Tiles of a head at most.
@@ -136,24 +142,6 @@ impl<'a> Checkpoint<'a> {
         }
     }
 
-    /// Loads a tile's bf16 view: the high plane, or the whole of a bf16 state.
-    #[inline(always)]
-    pub(super) fn load_high(&self, tile: usize, into: &mut Tile, tally: &mut Tally) {
-        if self.layout.format != Format::Split32 {
-            self.load(tile, into, tally);
-            return;
-        }
-        let rows = self.rows(tile);
-        let n = self.layout.dims.columns;
-        into.reshape(rows.len());
-        tally.checkpoint_read += (rows.len() * n * 2) as u64;
-        for (i, row) in rows.enumerate() {
-            // SAFETY: a row of the high plane, which only this item touches.
-            let high = unsafe { raw::slice::<u16>(self.planes(row).0, n) };
-            vector::load_bf16(into.row_mut(i), high);
-        }
-    }
-
     /// Stores a tile as it stands at `position`, and its tag. 16-bit formats round, and the tile becomes what was stored.
     #[inline(always)]
     pub(super) fn store(&self, tile: usize, from: &mut Tile, position: i64, tally: &mut Tally) {
@@ -186,6 +174,187 @@ impl<'a> Checkpoint<'a> {
             }
         }
         self.set_tag(tile, position);
+    }
+
+    /// The tile's rows in memory.
+    #[inline(always)]
+    fn f32_rows(&self, tile: usize) -> F32Rows<'_> {
+        let (rows, columns) = (self.rows(tile), self.layout.dims.columns);
+        // SAFETY: state rows of the checkpoint, one behind the other, which only this item touches.
+        F32Rows { data: unsafe { raw::slice_mut(self.row(rows.start), rows.len() * columns) }, columns }
+    }
+
+    /// The tile's rows in memory.
+    #[inline(always)]
+    fn plane_rows(&self, tile: usize) -> PlaneRows<'_> {
+        let (rows, columns) = (self.rows(tile), self.layout.dims.columns);
+        let (high, low) = self.planes(rows.start);
+        let n = rows.len() * columns;
+        // SAFETY: rows of the high plane, one behind the other, which only this item touches.
+        let high = unsafe { raw::slice_mut(high, n) };
+        // SAFETY: the same rows of the low plane; the planes do not overlap.
+        PlaneRows { high, low: unsafe { raw::slice_mut(low, n) }, columns }
+    }
+
+    /// The rows of a high plane, or of a bf16 state.
+    #[inline(always)]
+    fn bf16_rows(&self, tile: usize) -> Bf16Rows<'_> {
+        let (rows, columns) = (self.rows(tile), self.layout.dims.columns);
+        let at = match self.layout.format {
+            Format::Split32 => self.planes(rows.start).0,
+            _ => self.row(rows.start),
+        };
+        // SAFETY: rows of the high plane or of a bf16 checkpoint, one behind the other, which only this item touches.
+        Bf16Rows { data: unsafe { raw::slice(at, rows.len() * columns) }, columns }
+    }
+
+    #[inline(always)]
+    fn size(&self, tile: usize) -> Size {
+        Size { rows: self.rows(tile).len(), columns: self.layout.dims.columns }
+    }
+
+    /// Counts a pass and, where it stores a checkpoint, sets its tag.
+    #[inline(always)]
+    fn passed(&self, tile: usize, from: Source, to: Target, position: i64, tally: &mut Tally) {
+        let size = self.size(tile);
+        let bytes = (size.rows * size.columns * self.layout.format.size()) as u64;
+        if from == Source::Memory {
+            tally.checkpoint_read += bytes;
+        }
+        if to == Target::Memory {
+            tally.checkpoint_written += bytes;
+            self.set_tag(tile, position);
+        }
+    }
+
+    /// [`step::mamba2`] on a tile; a checkpoint that is stored stands at `position`.
+    #[allow(clippy::too_many_arguments, reason = "a tile, where it is and what it takes in")]
+    #[inline(always)]
+    pub(super) fn mamba2(
+        &self,
+        isa: Isa,
+        tile: usize,
+        state: &mut Tile,
+        from: Source,
+        to: Target,
+        position: i64,
+        tokens: Mamba2Tokens<'_>,
+        output: Output<'_>,
+        tally: &mut Tally,
+    ) -> [f32; TILE_ROWS] {
+        let size = self.size(tile);
+        state.reshape(size.rows);
+        match self.layout.format {
+            Format::F32 => {
+                self.passed(tile, from, to, position, tally);
+                mamba2_tile(isa, size, &mut self.f32_rows(tile), state, from, to, tokens, output)
+            }
+            Format::Split32 => {
+                self.passed(tile, from, to, position, tally);
+                mamba2_tile(isa, size, &mut self.plane_rows(tile), state, from, to, tokens, output)
+            }
+            Format::Bf16 | Format::F16 => {
+                if from == Source::Memory {
+                    self.load(tile, state, tally);
+                }
+                let mut none = NoMemory;
+                let kept = if to == Target::Memory { Target::Tile } else { to };
+                let out = mamba2_tile(isa, size, &mut none, state, Source::Tile, kept, tokens, output.unrounded());
+                if to == Target::Memory {
+                    self.store(tile, state, position, tally);
+                }
+                rounded_output(isa, size, state, output).unwrap_or(out)
+            }
+        }
+    }
+
+    /// [`step::delta`] on a tile; a checkpoint that is stored stands at `position`.
+    #[allow(clippy::too_many_arguments, reason = "a tile, where it is and what it takes in")]
+    #[inline(always)]
+    pub(super) fn delta(
+        &self,
+        isa: Isa,
+        tile: usize,
+        state: &mut Tile,
+        from: Source,
+        to: Target,
+        position: i64,
+        tokens: DeltaTokens<'_>,
+        output: Output<'_>,
+        tally: &mut Tally,
+    ) -> ([f32; TILE_ROWS], [f32; TILE_ROWS]) {
+        let size = self.size(tile);
+        state.reshape(size.rows);
+        match self.layout.format {
+            Format::F32 => {
+                self.passed(tile, from, to, position, tally);
+                delta_tile(isa, size, &mut self.f32_rows(tile), state, from, to, tokens, output)
+            }
+            Format::Split32 => {
+                self.passed(tile, from, to, position, tally);
+                delta_tile(isa, size, &mut self.plane_rows(tile), state, from, to, tokens, output)
+            }
+            Format::Bf16 | Format::F16 => {
+                if from == Source::Memory {
+                    self.load(tile, state, tally);
+                }
+                let mut none = NoMemory;
+                let kept = if to == Target::Memory { Target::Tile } else { to };
+                let (u, out) = delta_tile(isa, size, &mut none, state, Source::Tile, kept, tokens, output.unrounded());
+                if to == Target::Memory {
+                    self.store(tile, state, position, tally);
+                }
+                (u, rounded_output(isa, size, state, output).unwrap_or(out))
+            }
+        }
+    }
+
+    /// Asks for the product with `c` of what a readout of this checkpoint sees once it is stored.
+    #[inline(always)]
+    pub(super) fn readout<'c>(&self, high: bool, c: &'c Columns) -> Output<'c> {
+        match self.layout.format {
+            Format::F32 => Output::Value(c),
+            Format::Split32 if !high => Output::Value(c),
+            _ => Output::High(c),
+        }
+    }
+
+    /// Dot products of a tile's rows with vectors, as the checkpoint stands in memory; of its bf16 view if `high`. A tile
+    /// that was stored just before is still in the nearest cache, and is not counted as read again.
+    #[allow(clippy::too_many_arguments, reason = "a tile, where it is and what is asked of it")]
+    #[inline(always)]
+    pub(super) fn dots(
+        &self,
+        isa: Isa,
+        tile: usize,
+        state: &mut Tile,
+        high: bool,
+        just_stored: bool,
+        vectors: &[&Columns],
+        out: &mut [[f32; TILE_ROWS]],
+        tally: &mut Tally,
+    ) {
+        let size = self.size(tile);
+        let mut uncounted = Tally::default();
+        let read = |bytes: usize| if just_stored { 0 } else { (size.rows * size.columns * bytes) as u64 };
+        match self.layout.format {
+            Format::F32 => {
+                tally.checkpoint_read += read(4);
+                tile_dots(isa, size, &self.f32_rows(tile), vectors, out);
+            }
+            Format::Split32 if !high => {
+                tally.checkpoint_read += read(4);
+                tile_dots(isa, size, &self.plane_rows(tile), vectors, out);
+            }
+            Format::Split32 | Format::Bf16 => {
+                tally.checkpoint_read += read(2);
+                tile_dots(isa, size, &self.bf16_rows(tile), vectors, out);
+            }
+            Format::F16 => {
+                self.load(tile, state, if just_stored { &mut uncounted } else { tally });
+                tile_dots(isa, size, state, vectors, out);
+            }
+        }
     }
 
     fn dtype(&self) -> Dtype {
@@ -221,6 +390,75 @@ impl<'a> Checkpoint<'a> {
             *t = if bf16 { to_bf16_stochastic(s, word) } else { to_f16_stochastic(s, word) };
         }
     }
+}
+
+/// The memory of a call that only uses the tile.
+struct NoMemory;
+
+impl Load for NoMemory {
+    #[inline(always)]
+    fn block<L: Lanes>(&self, l: L, _row: usize, _at: usize) -> L::V {
+        l.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn part<L: Lanes>(&self, l: L, _row: usize, _at: usize, _n: usize) -> L::V {
+        l.splat(0.0)
+    }
+}
+
+impl Store for NoMemory {
+    #[inline(always)]
+    fn set_block<L: Lanes>(&mut self, _l: L, _row: usize, _at: usize, _v: L::V) {}
+
+    #[inline(always)]
+    fn set_part(&mut self, _row: usize, _at: usize, _v: &[f32]) {}
+}
+
+on_lanes! {
+    fn mamba2_tile<M: Memory>(
+        l;
+        size: Size,
+        memory: &mut M,
+        tile: &mut Tile,
+        from: Source,
+        to: Target,
+        tokens: Mamba2Tokens<'_>,
+        output: Output<'_>,
+    ) -> [f32; TILE_ROWS] {
+        step::mamba2(l, size, memory, tile, from, to, tokens, output)
+    }
+}
+
+on_lanes! {
+    fn delta_tile<M: Memory>(
+        l;
+        size: Size,
+        memory: &mut M,
+        tile: &mut Tile,
+        from: Source,
+        to: Target,
+        tokens: DeltaTokens<'_>,
+        output: Output<'_>,
+    ) -> ([f32; TILE_ROWS], [f32; TILE_ROWS]) {
+        step::delta(l, size, memory, tile, from, to, tokens, output)
+    }
+}
+
+on_lanes! {
+    fn tile_dots<M: Load>(l; size: Size, rows: &M, vectors: &[&Columns], out: &mut [[f32; TILE_ROWS]]) -> () {
+        step::dots(l, size, rows, vectors, out);
+    }
+}
+
+/// What [`Output::High`] asks of a tile that was rounded as it was stored: a 16-bit state is its own high plane.
+#[inline(always)]
+fn rounded_output(isa: Isa, size: Size, tile: &Tile, output: Output<'_>) -> Option<[f32; TILE_ROWS]> {
+    let Output::High(c) = output else { return None };
+    let mut out = [[0f32; TILE_ROWS]];
+    tile_dots(isa, size, tile, &[c], &mut out);
+    let [out] = out;
+    Some(out)
 }
 
 /// One component of a ring of one layer: records of `bytes` each, `blocks` (heads or groups) times `rows` of them.
