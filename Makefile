@@ -8,7 +8,7 @@ CMAKE_VERSION := 3.31.6
 # CMake from the system, or pinned from PyPI into build/.
 CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 
-.PHONY: all lib demo demo-quick examples test check header breaks install uninstall clean
+.PHONY: all lib demo demo-quick examples test check header breaks aarch64 install uninstall clean
 
 all: lib
 
@@ -53,6 +53,10 @@ test: check
 # Shows that the exactness tests can fail; a few minutes.
 breaks:
 	tests/breaks.sh
+
+# A part of `make test`: builds for aarch64, runs byte tests under qemu.
+aarch64:
+	tests/aarch64.sh
 
 # ---- Installing: DESTDIR and PREFIX as everywhere; everything installed may be moved as a whole. Linux. ----
 #

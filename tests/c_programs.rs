@@ -251,8 +251,8 @@ fn a_panic_arrives_as_internal_and_prints_nothing() {
 
 #[test]
 fn flush_to_zero_in_the_callers_thread_changes_no_byte() {
-    if !cfg!(target_arch = "x86_64") {
-        return skipped("flush-to-zero", "the program knows x86-64 only");
+    if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+        return skipped("flush-to-zero", "the program knows x86-64 and aarch64");
     }
     for compiler in compilers() {
         let program = build(&format!("ftz-{}", compiler.name), &compiler, &["c/ftz.c"], &["-O1"], &library());

@@ -1,10 +1,14 @@
 /* Engines like to flush subnormals to zero in their threads. The library's results do not depend on that, and the
  * thread's control word is as it was when a call returns.
  * SPDX-License-Identifier: MIT OR Apache-2.0 */
-#include <pmmintrin.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__aarch64__)
+#include <stdint.h>
+#else
+#include <pmmintrin.h>
+#endif
 
 #include "replayssm.h"
 
@@ -18,7 +22,22 @@ typedef struct results {
   float imported[HEADS * DIM * STATE];
 } results;
 
+/* The thread's control word, and what engines leave in it: flush to zero, the same for inputs (on aarch64 one switch does both,
+ * and NaNs without their payload are another), both, and rounding towards zero. */
+#if defined(__aarch64__)
+static const unsigned modes[4] = {1u << 24, 1u << 25, 3u << 24, 3u << 22};
+static unsigned control(void) {
+  uint64_t word;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(word));
+  return (unsigned)word;
+}
+static void set_control(unsigned mode) { __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode) : "memory"); }
+#else
+static const unsigned modes[4] = {_MM_FLUSH_ZERO_ON, _MM_DENORMALS_ZERO_ON, _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON,
+                                  _MM_ROUND_TOWARD_ZERO};
 static unsigned control(void) { return _mm_getcsr() & ~0x3Fu; /* without the sticky exception flags */ }
+static void set_control(unsigned mode) { _mm_setcsr(0x1F80u | mode); }
+#endif
 
 static void must(replayssm_status status) {
   if (status != REPLAYSSM_OK) {
@@ -70,7 +89,7 @@ static void run(int32_t format, int32_t readout, int32_t n_parts, unsigned mode,
   v.io = REPLAYSSM_F32;
   v.channels = CHANNELS, v.width = WIDTH;
 
-  _mm_setcsr((_mm_getcsr() & ~0xFFC0u) | 0x1F80u | mode);
+  set_control(mode);
   const unsigned before = control();
   must(replayssm_context_create(&c, &context));
   must(replayssm_slots_create(context, &s, &slots));
@@ -131,7 +150,7 @@ static void run(int32_t format, int32_t readout, int32_t n_parts, unsigned mode,
     fprintf(stderr, "ftz: the control word was %#x and is %#x\n", before, control());
     exit(1);
   }
-  _mm_setcsr(0x1F80u);
+  set_control(0);
   replayssm_layers_destroy(conv);
   replayssm_layers_destroy(pool);
   replayssm_slots_destroy(slots);
@@ -152,9 +171,6 @@ int main(void) {
   static results plain, flushed;
   static const int32_t formats[2] = {REPLAYSSM_FORMAT_F32, REPLAYSSM_FORMAT_SPLIT32};
   static const int32_t readouts[3] = {REPLAYSSM_READOUT_FULL, REPLAYSSM_READOUT_EXACT, REPLAYSSM_READOUT_HIGH};
-  /* Flush to zero, subnormals are zero, both; and rounding towards zero, which some engines leave behind. */
-  static const unsigned modes[4] = {_MM_FLUSH_ZERO_ON, _MM_DENORMALS_ZERO_ON, _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON,
-                                    _MM_ROUND_TOWARD_ZERO};
   int compared = 0;
   for (int f = 0; f < 2; f++) {
     for (int o = 0; o < 2 + f; o++) {

@@ -112,12 +112,16 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn sums(self, classes: &[Self::V; 4]) -> [f32; 4] {
-        let [a, b, c, d] = classes;
-        // Per 8 classes k: xor 4, then xor 2 and 1 for four rows at a time.
-        let sum = |k: usize| {
+        // xor 4: registers 2k and 2k + 1 of a row, classes 8k to 8k + 7.
+        let pairs = |row: &Self::V| {
+            let [r0, r1, r2, r3, r4, r5, r6, r7] = *row;
+            // SAFETY: the target has NEON.
+            unsafe { [vaddq_f32(r0, r1), vaddq_f32(r2, r3), vaddq_f32(r4, r5), vaddq_f32(r6, r7)] }
+        };
+        // xor 2 and 1, four rows at a time.
+        let sum = |a, b, c, d| {
             // SAFETY: the target has NEON.
             unsafe {
-                let [a, b, c, d] = [a, b, c, d].map(|row| vaddq_f32(row[2 * k], row[2 * k + 1]));
                 let ab = vaddq_f32(vzip1q_f32(a, b), vzip2q_f32(a, b));
                 let cd = vaddq_f32(vzip1q_f32(c, d), vzip2q_f32(c, d));
                 let (ab, cd) = (vreinterpretq_f64_f32(ab), vreinterpretq_f64_f32(cd));
@@ -125,11 +129,16 @@ impl Lanes for Neon {
                 vaddq_f32(vreinterpretq_f32_f64(even), vreinterpretq_f32_f64(odd))
             }
         };
+        let [a, b, c, d] = classes;
+        let ([a0, a1, a2, a3], [b0, b1, b2, b3]) = (pairs(a), pairs(b));
+        let ([c0, c1, c2, c3], [d0, d1, d2, d3]) = (pairs(c), pairs(d));
         let mut out = [0f32; 4];
         // SAFETY: the target has NEON; four values go to an array of four.
         unsafe {
-            let sums = vaddq_f32(vaddq_f32(sum(0), sum(1)), vaddq_f32(sum(2), sum(3)));
-            vst1q_f32(out.as_mut_ptr(), sums);
+            // xor 8, then 16.
+            let low = vaddq_f32(sum(a0, b0, c0, d0), sum(a1, b1, c1, d1));
+            let high = vaddq_f32(sum(a2, b2, c2, d2), sum(a3, b3, c3, d3));
+            vst1q_f32(out.as_mut_ptr(), vaddq_f32(low, high));
         }
         out
     }
