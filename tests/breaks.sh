@@ -43,6 +43,8 @@ stochastic rounding by another position~src/backend/cpu/tiles.rs~s/rounding_word
 a helper thread allocates~src/backend/cpu/threads.rs~s/served = number;/served = number; drop(std::hint::black_box(vec![number]));/~--test allocations
 a reset copies the list of pools~src/replay/slots.rs~s/(pub fn reset.*?self\.pools\(\))/$1.clone()/s~--test allocations
 a 16-bit tile goes on as it was before its store~src/backend/cpu/tiles.rs~s/unsafe \{ raw::load\(self\.row\(row\), self\.dtype\(\), source\) \};//~--test exactness sixteen_bit
+ring ids read from the slot ids~src/backend/cpu/rows.rs~s/raw::id\(ids\.1, i\)/raw::id(ids.0, i)/~--test pairwise quarter
+D per element read as D per head~src/ffi/convert.rs~s/(switch\("args\.D_per_element", from\.D_per_element\)\?)/$1 \&\& false/~--test pairwise quarter
 TABLE
 }
 

@@ -671,7 +671,7 @@ fn case_30_one_descriptor_serves_every_mix() {
             flush[i] = (rng.below(5) == 0).into();
             counts[i] = rng.below(row.tokens.len() + 1) as i32;
         }
-        io.fill(&rig.spec, &rows, 0);
+        io.fill(&rows, 0);
         // SAFETY: everything lives until the calls return.
         ok(unsafe { replayssm_mamba2_step(rig.pool, 0, &batch, &args, null()) });
         // SAFETY: as above.
@@ -745,7 +745,7 @@ fn case_32_and_33_rows_and_lengths_within_declared_limits() {
             slots[i] = row.slot;
             cu[i + 1] = cu[i] + row.tokens.len() as i32;
         }
-        io.fill(&rig.spec, &rows, 0);
+        io.fill(&rows, 0);
         // SAFETY: everything lives until the calls return.
         ok(unsafe { replayssm_mamba2_step(rig.pool, 0, &batch, &args, null()) });
         // SAFETY: as above.

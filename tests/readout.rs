@@ -13,7 +13,7 @@
 
 mod common;
 
-use common::oracle::{Oracle, relative};
+use common::oracle::{self, Oracle, relative};
 use common::{Rig, Rng, Row, Skip, Spec, Token, decode, encode};
 use replayssm::ffi::*;
 
@@ -161,9 +161,9 @@ fn measure(spec: Spec, kind: Kind, tokens: usize) -> Errors {
             if !spec.gate || spec.is_delta() {
                 let s0 = &states[tag - first_state];
                 let bound = if spec.is_delta() {
-                    delta_bound(&spec, s0, &log[tag..], &us[tag..])
+                    oracle::delta_bound(&spec, s0, &log[tag..], &us[tag..])
                 } else {
-                    bound(&spec, &rig.params[0], s0, &log[tag..])
+                    oracle::bound(&spec, &rig.params[0], s0, &log[tag..])
                 };
                 for ((g, y), b) in got.iter().zip(&y).zip(bound) {
                     worst = worst.max((g - y).abs() / b);
@@ -179,63 +179,6 @@ fn measure(spec: Spec, kind: Kind, tokens: usize) -> Errors {
     assert_eq!(rig.faults(false).bits, 0);
     assert!(step.iter().all(|y| y.is_finite()));
     Errors { step: relative(&step, &truth), plain: relative(&plain, &truth), worst }
-}
-
-/// The HIGH bound of a delta rule's last token.
-fn delta_bound(spec: &Spec, s0: &[f64], tokens: &[Token], us: &[Vec<f64>]) -> Vec<f64> {
-    let length = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
-    let last = tokens.last().unwrap();
-    (0..spec.heads)
-        .flat_map(|h| {
-            let size = spec.headdim * spec.dstate;
-            let window: f64 = tokens
-                .iter()
-                .zip(us)
-                .map(|(t, u)| {
-                    length(&u[h * spec.headdim..][..spec.headdim]) * length(&Oracle::key(spec, &t.b, spec.group(h)))
-                })
-                .sum();
-            let q = length(&Oracle::key(spec, &last.c, spec.group(h)));
-            let bound = 2f64.powi(-8) * Oracle::scale(spec).abs() * q * (length(&s0[h * size..][..size]) + window);
-            vec![bound + 1e-30; spec.headdim]
-        })
-        .collect()
-}
-
-/// The HIGH bound of the last token of `tokens`, which start at the checkpoint `s0`.
-fn bound(spec: &Spec, params: &common::Params, s0: &[f64], tokens: &[Token]) -> Vec<f64> {
-    let last = tokens.last().unwrap();
-    let mut bound = Vec::new();
-    for h in 0..spec.heads {
-        let group = h / (spec.heads / spec.groups);
-        let vector = |v: &[u32], i: usize| decode(spec.io, v[group * spec.dstate + i]).abs();
-        let dt = |t: &Token| {
-            let dt = decode(spec.dt_dtype, t.dt[h])
-                + if spec.bias { decode(REPLAYSSM_BF16, params.bias.get(h)) } else { 0.0 };
-            if spec.softplus && dt <= 20.0 { dt.exp().ln_1p() } else { dt }
-        };
-        let a = decode(REPLAYSSM_F32, params.a.get(2 * h));
-        // Decay from each token to the last, and from the checkpoint.
-        let mut since = 0f64;
-        let mut weights = vec![0f64; tokens.len()];
-        for (j, token) in tokens.iter().enumerate().rev() {
-            let product: f64 = (0..spec.dstate).map(|i| vector(&token.b, i) * vector(&last.c, i)).sum();
-            weights[j] = dt(token) * since.exp() * product;
-            since += a * dt(token);
-        }
-        for i in 0..spec.headdim {
-            let x = |t: &Token| decode(spec.io, t.x[h * spec.headdim + i]).abs();
-            let row = &s0[(h * spec.headdim + i) * spec.dstate..][..spec.dstate];
-            let checkpoint: f64 = row.iter().enumerate().map(|(n, s)| s.abs() * vector(&last.c, n)).sum();
-            let ring: f64 = weights.iter().zip(tokens).map(|(w, t)| w * x(t)).sum();
-            let skip = match spec.skip {
-                Skip::None => 0.0,
-                _ => decode(REPLAYSSM_F32, params.d.get(h * spec.headdim)).abs() * x(last),
-            };
-            bound.push(2f64.powi(-8) * since.exp() * checkpoint + 2f64.powi(-14) * (ring + skip) + 1e-30);
-        }
-    }
-    bound
 }
 
 /// Without gate and skip, which would hide what the state's readout loses.

@@ -68,6 +68,8 @@ pub struct Spec {
     pub skip: Skip,
     pub gate: bool,
     pub dt_dtype: i32,
+    /// Of A, the bias and D; 0: fp32, and bf16 for the bias.
+    pub param_dtype: i32,
     pub stochastic: bool,
     /// Delta rules: how g comes, whether q and k are normalised, whether beta comes processed, and the rest.
     pub gate_kind: i32,
@@ -78,6 +80,10 @@ pub struct Spec {
     pub u_dtype: i32,
     pub threads: i32,
     pub parts: i32,
+    /// Of slot and ring ids. With 32 bits, ring ids that equal the slot ids are left out.
+    pub ids: i32,
+    /// Inputs and outputs without gaps, at even addresses.
+    pub contiguous: bool,
     pub seed: u64,
 }
 
@@ -105,6 +111,7 @@ impl Default for Spec {
             skip: Skip::PerHead,
             gate: true,
             dt_dtype: REPLAYSSM_F32,
+            param_dtype: 0,
             stochastic: false,
             gate_kind: REPLAYSSM_GATE_SOFTPLUS,
             l2norm: true,
@@ -114,6 +121,8 @@ impl Default for Spec {
             u_dtype: 0,
             threads: 1,
             parts: 1,
+            ids: REPLAYSSM_I64,
+            contiguous: false,
             seed: 1,
         }
     }
@@ -194,6 +203,9 @@ impl Array {
         let mut bits = [0; 4];
         bits[..size].copy_from_slice(&self.bytes[i * size..][..size]);
         u32::from_le_bytes(bits)
+    }
+    pub fn value(&self, i: usize) -> f64 {
+        decode(self.dtype, self.get(i))
     }
     pub fn at(&self, i: usize) -> *mut c_void {
         self.bytes[i * size_of_dtype(self.dtype)..].as_ptr() as *mut c_void
@@ -296,6 +308,10 @@ pub const ABSENT: replayssm_tensor =
 
 pub fn ids64(ids: &[i64]) -> replayssm_ids {
     replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 }
+}
+
+pub fn ids32(ids: &[i32]) -> replayssm_ids {
+    replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I32, reserved: 0 }
 }
 
 pub fn no_ids() -> replayssm_ids {
@@ -529,6 +545,8 @@ pub fn components(pool: *const replayssm_layers) -> Vec<replayssm_component> {
 pub struct BatchData {
     slots: Vec<i64>,
     rings: Vec<i64>,
+    /// The same in 32 bits, where the model has them.
+    short: Option<[Vec<i32>; 2]>,
     cu: Vec<i32>,
     flush: Vec<u8>,
     dense: Option<i32>,
@@ -537,7 +555,8 @@ pub struct BatchData {
 }
 
 impl BatchData {
-    pub fn new(_: &Rig, rows: &[Row], extend: bool, keep_tail: i32) -> Self {
+    pub fn new(rig: &Rig, rows: &[Row], extend: bool, keep_tail: i32) -> Self {
+        let short = |id: fn(&Row) -> i64| rows.iter().map(|r| id(r) as i32).collect::<Vec<_>>();
         let mut cu = vec![0];
         for row in rows {
             cu.push(cu.last().unwrap() + row.tokens.len() as i32);
@@ -545,6 +564,7 @@ impl BatchData {
         BatchData {
             slots: rows.iter().map(|r| r.slot).collect(),
             rings: rows.iter().map(|r| r.ring).collect(),
+            short: (rig.spec.ids == REPLAYSSM_I32).then(|| [short(|r| r.slot), short(|r| r.ring)]),
             flush: rows.iter().map(|r| r.flush.into()).collect(),
             dense: dense_length(rows).map(|t| t as i32),
             cu,
@@ -554,14 +574,19 @@ impl BatchData {
     }
 
     pub fn desc(&self) -> replayssm_batch {
+        let (slots, rings) = match &self.short {
+            None => (ids64(&self.slots), ids64(&self.rings)),
+            Some([slots, rings]) if slots == rings => (ids32(slots), no_ids()),
+            Some([slots, rings]) => (ids32(slots), ids32(rings)),
+        };
         desc!(replayssm_batch {
             flags: if self.extend { REPLAYSSM_BATCH_EXTEND } else { 0 },
             n_rows: self.slots.len() as i32,
             tokens: self.dense.unwrap_or(0),
             cu_seqlens: if self.dense.is_some() { null() } else { self.cu.as_ptr() },
             n_tokens: if self.dense.is_some() { 0 } else { i64::from(*self.cu.last().unwrap()) },
-            slots: ids64(&self.slots),
-            rings: ids64(&self.rings),
+            slots: slots,
+            rings: rings,
             flush: self.flush.as_ptr(),
             keep_tail: self.keep_tail,
         })
@@ -573,43 +598,47 @@ fn dense_length(rows: &[Row]) -> Option<usize> {
     (first > 0 && rows.iter().all(|r| r.tokens.len() == first)).then_some(first)
 }
 
-/// A call's tensors: x, B, C and z are slices of one packed row with gaps of NaN, dt has a row stride of its own.
+/// A call's tensors: x, B, C and z are slices of one packed row with gaps of NaN (unless they are to be contiguous), dt has a row
+/// stride of its own.
 pub struct Inputs {
     packed: Array,
     dt: Array,
     beta: Array,
     out: Array,
     params: Params,
-    /// Elements of a packed row, of a dt row and of an output row.
-    strides: [usize; 3],
+    /// Elements of a packed row, of a dt row, of an output row and of a beta row.
+    strides: [usize; 4],
     offsets: [usize; 4],
+    /// Elements of an output row in front of the live ones.
+    lead: usize,
     dense: usize,
 }
-
-const GAP: usize = 3;
 
 impl Inputs {
     pub fn new(s: &Spec, params: &Params, rows: &[Row], layer: usize) -> Self {
         let (hd, gn) = (s.heads * s.headdim, s.groups * s.dstate);
-        let offsets = [GAP, GAP + hd + 1, GAP + hd + 1 + gn, 2 * GAP + hd + 1 + 2 * gn];
-        let strides = [offsets[3] + hd + GAP, s.gates() + 2, hd + 5];
+        // Odd gaps.
+        let [gap, one, lead] = if s.contiguous { [0; 3] } else { [3, 1, 1] };
+        let offsets = [gap, gap + hd + one, gap + hd + one + gn, 2 * gap + hd + one + 2 * gn];
+        let strides = [offsets[3] + hd + gap, s.gates() + 2 * one, hd + 5 * one, s.heads + one];
         let n = rows.iter().map(|r| r.tokens.len()).sum::<usize>().max(1);
         let mut io = Inputs {
             packed: Array::poisoned(s.io, n * strides[0]),
             dt: Array::poisoned(s.dt_dtype, n * strides[1]),
-            beta: Array::poisoned(REPLAYSSM_F32, n * (s.heads + 1)),
+            beta: Array::poisoned(REPLAYSSM_F32, n * strides[3]),
             out: Array::poisoned(s.out, n * strides[2]),
             params: params.clone(),
             strides,
             offsets,
+            lead,
             dense: dense_length(rows).unwrap_or(0),
         };
-        io.fill(s, rows, layer);
+        io.fill(rows, layer);
         io
     }
 
     /// Writes the rows' tokens, one behind the other.
-    pub fn fill(&mut self, s: &Spec, rows: &[Row], layer: usize) {
+    pub fn fill(&mut self, rows: &[Row], layer: usize) {
         let (strides, offsets) = (self.strides, self.offsets);
         for (t, token) in rows.iter().flat_map(|r| &r.tokens).map(|t| &t[layer]).enumerate() {
             for (offset, values) in offsets.iter().zip([&token.x, &token.b, &token.c, &token.z]) {
@@ -621,7 +650,7 @@ impl Inputs {
                 self.dt.set(t * strides[1] + h, bits);
             }
             for (h, &bits) in token.beta.iter().enumerate() {
-                self.beta.set(t * (s.heads + 1) + h, bits);
+                self.beta.set(t * strides[3] + h, bits);
             }
         }
     }
@@ -655,11 +684,10 @@ impl Inputs {
     }
 
     pub fn delta_args(&self, s: &Spec) -> replayssm_delta_args {
-        let [p, d, o] = self.strides;
+        let [p, d, o, beta] = self.strides;
         let row = self.dense;
         let [v, k, q, _] = self.offsets;
         let gates = s.gates() / s.heads;
-        let beta = s.heads + 1;
         desc!(replayssm_delta_args {
             gate: s.gate_kind,
             q: tensor(&self.packed, q, row * p, p, s.dstate),
@@ -673,12 +701,12 @@ impl Inputs {
             scale: s.scale,
             no_l2norm: i32::from(!s.l2norm),
             beta_processed: s.beta_processed.into(),
-            out: tensor(&self.out, 1, row * o, o, s.headdim),
+            out: tensor(&self.out, self.lead, row * o, o, s.headdim),
         })
     }
 
     pub fn args(&self, s: &Spec) -> replayssm_mamba2_args {
-        let [p, d, o] = self.strides;
+        let [p, d, o, _] = self.strides;
         let row = self.dense;
         let [x, b, c, z] = self.offsets;
         desc!(replayssm_mamba2_args {
@@ -696,29 +724,28 @@ impl Inputs {
             },
             D_per_element: i32::from(s.skip == Skip::PerElement),
             z: if s.gate { tensor(&self.packed, z, row * p, p, s.headdim) } else { ABSENT },
-            out: tensor(&self.out, 1, row * o, o, s.headdim),
+            out: tensor(&self.out, self.lead, row * o, o, s.headdim),
         })
     }
 
     /// Output of a token, counted over all rows.
     pub fn output(&self, s: &Spec, t: usize) -> Vec<u32> {
-        (0..s.heads * s.headdim).map(|i| self.out.get(t * self.strides[2] + 1 + i)).collect()
+        (0..s.heads * s.headdim).map(|i| self.out.get(t * self.strides[2] + self.lead + i)).collect()
     }
 
     /// Outputs, after a check that nothing around them was written.
     pub fn outputs(&self, s: &Spec, rows: &[Row]) -> Outputs {
-        let (hd, stride) = (s.heads * s.headdim, self.strides[2]);
+        let (hd, stride, lead) = (s.heads * s.headdim, self.strides[2], self.lead);
         let poison = Array::poisoned(s.out, 1).get(0);
         let mut t = 0;
         let mut all = Vec::new();
         for row in rows {
             let mut tokens = Vec::new();
             for _ in &row.tokens {
-                assert_eq!(self.out.get(t * stride), poison, "written in front of an output row");
-                for i in hd + 1..stride {
-                    assert_eq!(self.out.get(t * stride + i), poison, "written behind an output row");
+                for i in (0..lead).chain(lead + hd..stride) {
+                    assert_eq!(self.out.get(t * stride + i), poison, "written around an output row");
                 }
-                tokens.push((0..hd).map(|i| self.out.get(t * stride + 1 + i)).collect());
+                tokens.push((0..hd).map(|i| self.out.get(t * stride + lead + i)).collect());
                 t += 1;
             }
             all.push(tokens);
@@ -731,22 +758,23 @@ impl Params {
     /// A (Mamba-2: minus U(1, 16), delta rules: the logarithm of U(1, 16)), biases, skips, mean keys and decays.
     pub fn random(s: &Spec, rng: &mut Rng) -> Self {
         let gates = s.gates() / s.heads;
-        let mut a = Array::poisoned(REPLAYSSM_F32, 2 * s.heads);
-        let mut bias = Array::poisoned(REPLAYSSM_BF16, s.gates());
-        let mut d = Array::poisoned(REPLAYSSM_F32, s.heads * s.headdim);
+        let [fp32, bf16] = [REPLAYSSM_F32, REPLAYSSM_BF16].map(|d| if s.param_dtype == 0 { d } else { s.param_dtype });
+        let mut a = Array::poisoned(fp32, 2 * s.heads);
+        let mut bias = Array::poisoned(bf16, s.gates());
+        let mut d = Array::poisoned(fp32, s.heads * s.headdim);
         let mut mean = Vec::new();
         let mut decay = Vec::new();
         for h in 0..s.heads {
             let rate = 1.0 + 15.0 * rng.unit();
-            a.set(2 * h, encode(REPLAYSSM_F32, if s.is_delta() { rate.ln() } else { -rate }));
+            a.set(2 * h, encode(fp32, if s.is_delta() { rate.ln() } else { -rate }));
             for i in 0..gates {
-                bias.set(h * gates + i, encode(REPLAYSSM_BF16, 0.3 * rng.normal()));
+                bias.set(h * gates + i, encode(bf16, 0.3 * rng.normal()));
                 // Decays log-uniform in [0.9, 0.9999].
                 let slow = (1e-4f64.ln() + rng.unit() * (0.9f64.ln().abs().ln() - 1e-4f64.ln())).exp();
                 decay.push(-slow);
             }
             for i in 0..s.headdim {
-                d.set(h * s.headdim + i, encode(REPLAYSSM_F32, rng.normal()));
+                d.set(h * s.headdim + i, encode(fp32, rng.normal()));
             }
         }
         if s.is_delta() {
@@ -795,8 +823,8 @@ impl Token {
         let dt = (0..s.gates())
             .map(|i| {
                 let g = params.decay[i];
-                let rate = decode(REPLAYSSM_F32, params.a.get(2 * (i / gates))).exp();
-                let bias = if s.bias { decode(REPLAYSSM_BF16, params.bias.get(i)) } else { 0.0 };
+                let rate = params.a.value(2 * (i / gates)).exp();
+                let bias = if s.bias { params.bias.value(i) } else { 0.0 };
                 let raw = match s.gate_kind {
                     REPLAYSSM_GATE_SOFTPLUS => (-g / rate).exp_m1().ln() - bias,
                     REPLAYSSM_GATE_LOWER_BOUND => {

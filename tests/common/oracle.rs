@@ -1,7 +1,7 @@
 //! The recurrences in fp64, written from the formulas alone: nothing of the library is used.
 
 use super::{Params, Skip, Spec, Token, decode};
-use replayssm::ffi::{REPLAYSSM_BF16, REPLAYSSM_F32, REPLAYSSM_GATE_LOG_DECAY, REPLAYSSM_GATE_LOWER_BOUND};
+use replayssm::ffi::{REPLAYSSM_F32, REPLAYSSM_GATE_LOG_DECAY, REPLAYSSM_GATE_LOWER_BOUND};
 
 pub struct Oracle {
     spec: Spec,
@@ -34,12 +34,12 @@ impl Oracle {
             let group = h / (s.heads / s.groups);
             let mut dt = decode(s.dt_dtype, token.dt[h]);
             if s.bias {
-                dt += decode(REPLAYSSM_BF16, self.params.bias.get(h));
+                dt += self.params.bias.value(h);
             }
             if s.softplus && dt <= 20.0 {
                 dt = dt.exp().ln_1p();
             }
-            let decay = (decode(REPLAYSSM_F32, self.params.a.get(2 * h)) * dt).exp();
+            let decay = (self.params.a.value(2 * h) * dt).exp();
             for i in 0..s.headdim {
                 let x = decode(s.io, token.x[h * s.headdim + i]);
                 let mut y = 0.0;
@@ -52,8 +52,8 @@ impl Oracle {
                 }
                 y += x * match s.skip {
                     Skip::None => 0.0,
-                    Skip::PerHead => decode(REPLAYSSM_F32, self.params.d.get(h * s.headdim)),
-                    Skip::PerElement => decode(REPLAYSSM_F32, self.params.d.get(h * s.headdim + i)),
+                    Skip::PerHead => self.params.d.value(h * s.headdim),
+                    Skip::PerElement => self.params.d.value(h * s.headdim + i),
                 };
                 plain.push(y);
                 let z = decode(s.io, token.z[h * s.headdim + i]);
@@ -74,8 +74,8 @@ impl Oracle {
                 if s.gate_kind == REPLAYSSM_GATE_LOG_DECAY {
                     return raw;
                 }
-                let rate = decode(REPLAYSSM_F32, params.a.get(2 * (i / gates))).exp();
-                let a = raw + if s.bias { decode(REPLAYSSM_BF16, params.bias.get(i)) } else { 0.0 };
+                let rate = params.a.value(2 * (i / gates)).exp();
+                let a = raw + if s.bias { params.bias.value(i) } else { 0.0 };
                 if s.gate_kind == REPLAYSSM_GATE_LOWER_BOUND {
                     f64::from(super::LOWER_BOUND) / (1.0 + (-rate * a).exp())
                 } else {
@@ -138,4 +138,61 @@ pub fn relative(got: &[f64], truth: &[f64]) -> f64 {
         norm += t * t;
     }
     (error / norm).sqrt()
+}
+
+/// The HIGH bound of a delta rule's last token.
+pub fn delta_bound(spec: &Spec, s0: &[f64], tokens: &[Token], us: &[Vec<f64>]) -> Vec<f64> {
+    let length = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let last = tokens.last().unwrap();
+    (0..spec.heads)
+        .flat_map(|h| {
+            let size = spec.headdim * spec.dstate;
+            let window: f64 = tokens
+                .iter()
+                .zip(us)
+                .map(|(t, u)| {
+                    length(&u[h * spec.headdim..][..spec.headdim]) * length(&Oracle::key(spec, &t.b, spec.group(h)))
+                })
+                .sum();
+            let q = length(&Oracle::key(spec, &last.c, spec.group(h)));
+            let bound = 2f64.powi(-8) * Oracle::scale(spec).abs() * q * (length(&s0[h * size..][..size]) + window);
+            vec![bound + 1e-30; spec.headdim]
+        })
+        .collect()
+}
+
+/// The HIGH bound of the last token of `tokens`, which start at the checkpoint `s0`.
+pub fn bound(spec: &Spec, params: &Params, s0: &[f64], tokens: &[Token]) -> Vec<f64> {
+    let last = tokens.last().unwrap();
+    let mut bound = Vec::new();
+    for h in 0..spec.heads {
+        let group = h / (spec.heads / spec.groups);
+        let vector = |v: &[u32], i: usize| decode(spec.io, v[group * spec.dstate + i]).abs();
+        let dt = |t: &Token| {
+            let dt = decode(spec.dt_dtype, t.dt[h]) + if spec.bias { params.bias.value(h) } else { 0.0 };
+            if spec.softplus && dt <= 20.0 { dt.exp().ln_1p() } else { dt }
+        };
+        let a = params.a.value(2 * h);
+        // Decay from each token to the last, and from the checkpoint.
+        let mut since = 0f64;
+        let mut weights = vec![0f64; tokens.len()];
+        for (j, token) in tokens.iter().enumerate().rev() {
+            let product: f64 = (0..spec.dstate).map(|i| vector(&token.b, i) * vector(&last.c, i)).sum();
+            weights[j] = dt(token) * since.exp() * product;
+            since += a * dt(token);
+        }
+        for i in 0..spec.headdim {
+            let x = |t: &Token| decode(spec.io, t.x[h * spec.headdim + i]).abs();
+            let row = &s0[(h * spec.headdim + i) * spec.dstate..][..spec.dstate];
+            let checkpoint: f64 = row.iter().enumerate().map(|(n, s)| s.abs() * vector(&last.c, n)).sum();
+            let ring: f64 = weights.iter().zip(tokens).map(|(w, t)| w * x(t)).sum();
+            let skip = match spec.skip {
+                Skip::None => 0.0,
+                Skip::PerHead => params.d.value(h * spec.headdim).abs() * x(last),
+                Skip::PerElement => params.d.value(h * spec.headdim + i).abs() * x(last),
+            };
+            bound.push(2f64.powi(-8) * since.exp() * checkpoint + 2f64.powi(-14) * (ring + skip) + 1e-30);
+        }
+    }
+    bound
 }
