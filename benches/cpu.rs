@@ -1,6 +1,6 @@
 //! The CPU backend against its own plain update: `cargo bench --bench cpu [-- --quick]`.
 //!
-//! In one process, on states that together are several times the last-level cache (slots rotate, so that each is cold when its
+//! In one process, on states that together are at least four times the last-level cache (slots rotate, so that each is cold when its
 //! turn comes): `extend` at one token a step (the plain update: every state is read and written) and replay steps of one
 //! token over whole flush cycles. Beside them, a read stream and a read-modify-write stream over as much memory. Times are
 //! medians; the ratios are what counts.
@@ -248,12 +248,37 @@ fn streams(bytes: usize, threads: usize) -> (f64, f64) {
     (read, both)
 }
 
+/// Bytes of all last-level caches that this process may use, as Linux tells them; 32 MiB where it does not.
+fn last_level_cache(threads: usize) -> usize {
+    let read = |cpu: usize, file: &str| {
+        std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/cache/index3/{file}")).ok()
+    };
+    let mut caches: Vec<(String, usize)> = (0..threads)
+        .filter_map(|cpu| {
+            let size = read(cpu, "size")?.trim().strip_suffix('K')?.parse::<usize>().ok()?;
+            Some((read(cpu, "shared_cpu_list")?, size << 10))
+        })
+        .collect();
+    caches.sort();
+    caches.dedup();
+    caches.iter().map(|(_, size)| size).sum::<usize>().max(32 << 20)
+}
+
+/// The processor's name, where Linux tells it.
+fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or("unknown processor".into(), |(_, name)| name.trim().into())
+}
+
 fn main() {
     let quick = std::env::args().any(|a| a == "--quick");
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let bytes = if quick { 64 << 20 } else { 192 << 20 };
+    let cache = last_level_cache(threads);
+    let bytes = if quick { 64 << 20 } else { (4 * cache).max(192 << 20) };
     let cycles = if quick { 1 } else { 5 };
     let (read, both) = streams(bytes, threads);
+    println!("{}, {} MiB of last-level cache", processor(), cache >> 20);
     println!(
         "{threads} threads, {} MiB of states; streams: read {:.1} GB/s, read and write {:.1} GB/s",
         bytes >> 20,
