@@ -1,4 +1,4 @@
-//! The CPU backend against its own plain update: `cargo bench --bench cpu [-- --quick]`.
+//! The CPU backend against its own plain update: `cargo bench --bench cpu [-- --quick | --cycles N]`.
 //!
 //! In one process, on states that together are at least four times the last-level cache (slots rotate, so that each is cold when its
 //! turn comes): `extend` at one token a step (the plain update: every state is read and written) and replay steps of one
@@ -276,7 +276,8 @@ fn main() {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let cache = last_level_cache(threads);
     let bytes = if quick { 64 << 20 } else { (4 * cache).max(192 << 20) };
-    let cycles = if quick { 1 } else { 5 };
+    let cycles = std::env::args().skip_while(|a| a != "--cycles").nth(1).map(|n| n.parse().expect("--cycles N"));
+    let cycles = cycles.unwrap_or(if quick { 1 } else { 5 });
     let (read, both) = streams(bytes, threads);
     println!("{}, {} MiB of last-level cache", processor(), cache >> 20);
     println!(

@@ -14,12 +14,12 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Cpu;
 use super::counters::{Counters, Place, Tally};
 use super::isa::{Isa, dispatch};
 use super::raw;
 use super::rows::{Row, Span, flush_mask, position, resolve};
 use super::tiles::{Checkpoint, MAX_HISTORY, MAX_PARALLEL, Records};
+use super::{Cpu, Ranges};
 use crate::dtype::Dtype;
 use crate::replay::config::{DeltaDims, DeltaKind, Family, MAX_DIM, Readout, TILE_ROWS};
 use crate::replay::launch::{Batch, DeltaArgs, Exec, Gate, Mode, PoolView, SlotsView, Tensor, fault};
@@ -516,30 +516,37 @@ pub(super) fn run(
     let by_key_head = batch.keep_tail > 0;
     let per_row = if by_key_head { dims.qk_heads } else { dims.v_heads } as i64;
     let bytes = layout.head_bytes() as i64 * dims.v_heads as i64 / per_row;
-    cpu.for_ranges(exec, batch.n_rows * per_row, bytes, |items| {
-        dispatch!(cpu.isa, work; kernel: &Kernel<'_>, per_row: i64, items: Range<i64>);
+    cpu.share_out(exec, batch.n_rows * per_row, bytes, |next| {
+        dispatch!(cpu.isa, work; kernel: &Kernel<'_>, per_row: i64, next: Ranges<'_>);
     });
 }
 
 #[inline(always)]
-fn work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>) {
+fn work(kernel: &Kernel<'_>, per_row: i64, next: Ranges<'_>) {
+    let Some(mut items) = next() else { return };
     let (mut scratch, mut seen) = (Scratch::new(kernel.dims.k), Seen::EMPTY);
-    for item in items {
-        let (row, unit) = (item / per_row, (item % per_row) as usize);
-        if kernel.batch.keep_tail == 0 {
-            kernel.head(row, unit, &mut scratch, &mut seen);
-            continue;
-        }
-        let mut any = None;
-        for head in 0..kernel.dims.v_heads {
-            if kernel.dims.qk_head(head) == unit {
-                any = kernel.head(row, head, &mut scratch, &mut seen).or(any);
+    loop {
+        for item in items {
+            let (row, unit) = (item / per_row, (item % per_row) as usize);
+            if kernel.batch.keep_tail == 0 {
+                kernel.head(row, unit, &mut scratch, &mut seen);
+                continue;
+            }
+            let mut any = None;
+            for head in 0..kernel.dims.v_heads {
+                if kernel.dims.qk_head(head) == unit {
+                    any = kernel.head(row, head, &mut scratch, &mut seen).or(any);
+                }
+            }
+            if let Some(at) = any {
+                for t in kernel.tail_of(&at) {
+                    kernel.write_k(&at, t, &mut scratch.tally);
+                }
             }
         }
-        if let Some(at) = any {
-            for t in kernel.tail_of(&at) {
-                kernel.write_k(&at, t, &mut scratch.tally);
-            }
+        match next() {
+            Some(more) => items = more,
+            None => break,
         }
     }
     Counters::of(kernel.slots).add(&scratch.tally);

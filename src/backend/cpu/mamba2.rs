@@ -12,12 +12,12 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Cpu;
 use super::counters::{Counters, Place, Tally};
 use super::isa::{Isa, dispatch};
 use super::raw;
 use super::rows::{Row, Span, flush_mask, position, resolve};
 use super::tiles::{Checkpoint, MAX_HISTORY, MAX_PARALLEL, Records};
+use super::{Cpu, Ranges};
 use crate::dtype::Dtype;
 use crate::replay::config::{Family, MAX_DIM, Mamba2Dims, Readout, TILE_ROWS};
 use crate::replay::launch::{Batch, Exec, Mamba2Args, Mode, PoolView, SlotsView, Tensor, fault};
@@ -438,29 +438,36 @@ pub(super) fn run(
     let by_group = batch.keep_tail > 0;
     let per_row = if by_group { dims.ngroups } else { dims.nheads } as i64;
     let bytes = layout.head_bytes() as i64 * dims.nheads as i64 / per_row;
-    cpu.for_ranges(exec, batch.n_rows * per_row, bytes, |items| {
-        dispatch!(cpu.isa, work; kernel: &Kernel<'_>, per_row: i64, items: Range<i64>);
+    cpu.share_out(exec, batch.n_rows * per_row, bytes, |next| {
+        dispatch!(cpu.isa, work; kernel: &Kernel<'_>, per_row: i64, next: Ranges<'_>);
     });
 }
 
 #[inline(always)]
-fn work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>) {
+fn work(kernel: &Kernel<'_>, per_row: i64, next: Ranges<'_>) {
+    let Some(mut items) = next() else { return };
     let mut scratch = Scratch::new(kernel.dims.dstate);
-    for item in items {
-        let (row, unit) = (item / per_row, (item % per_row) as usize);
-        if kernel.batch.keep_tail == 0 {
-            kernel.head(row, unit, &mut scratch);
-            continue;
-        }
-        let per_group = kernel.dims.heads_per_group();
-        let mut any = None;
-        for head in unit * per_group..(unit + 1) * per_group {
-            any = kernel.head(row, head, &mut scratch).or(any);
-        }
-        if let Some(at) = any {
-            for t in kernel.tail_of(&at) {
-                kernel.write_b(&at.state, &at, t, &mut scratch.tally);
+    loop {
+        for item in items {
+            let (row, unit) = (item / per_row, (item % per_row) as usize);
+            if kernel.batch.keep_tail == 0 {
+                kernel.head(row, unit, &mut scratch);
+                continue;
             }
+            let per_group = kernel.dims.heads_per_group();
+            let mut any = None;
+            for head in unit * per_group..(unit + 1) * per_group {
+                any = kernel.head(row, head, &mut scratch).or(any);
+            }
+            if let Some(at) = any {
+                for t in kernel.tail_of(&at) {
+                    kernel.write_b(&at.state, &at, t, &mut scratch.tally);
+                }
+            }
+        }
+        match next() {
+            Some(more) => items = more,
+            None => break,
         }
     }
     Counters::of(kernel.slots).add(&scratch.tally);

@@ -15,6 +15,8 @@ mod tiles;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use self::counters::Counters;
 use self::isa::{FloatControl, Isa};
@@ -28,6 +30,12 @@ use crate::replay::layout::ALIGNMENT;
 
 /// Work on less state than this stays on the calling thread: waking another takes about 10 us, in which a core does as much.
 const SHARED_BYTES: i64 = 128 << 10;
+
+/// State that a thread takes at once, at most.
+const RANGE_BYTES: i64 = 256 << 10;
+
+/// Gives a thread the next range of items.
+type Ranges<'a> = &'a mut dyn FnMut() -> Option<Range<i64>>;
 
 /// The CPU backend.
 pub struct Cpu {
@@ -57,30 +65,39 @@ impl Cpu {
         }
     }
 
-    /// Runs `work` on ranges that together are this call's share: on the context's threads or, with parts, where the items'
-    /// bytes are few or while the threads work for another call, on the calling thread.
-    fn for_ranges(&self, exec: &Exec, items: i64, bytes: i64, work: impl Fn(Range<i64>) + Sync + Send) {
+    /// Shares out a call's items: `work` runs once on each thread and asks for ranges until there are none. With parts, or where
+    /// the items' bytes are few, it runs on the calling thread alone.
+    fn share_out(&self, exec: &Exec, items: i64, bytes: i64, work: impl Fn(Ranges<'_>) + Sync + Send) {
         let (begin, end) = exec.share(items);
-        let guarded = |range: Range<i64>| {
-            if !range.is_empty() {
-                let _control = FloatControl::set();
-                self.fail_if_asked();
-                work(range);
-            }
-        };
         let is_shared = exec.n_parts == 1 && items.saturating_mul(bytes) >= SHARED_BYTES;
-        // A few ranges per thread even out what differs between them, folds above all.
-        let ranges = (4 * i64::from(self.n_threads)).min(end - begin);
-        let cut = |i: i64| begin + (end - begin) * i / ranges;
         let threads = self.threads.as_ref().filter(|_| is_shared);
-        if !threads.is_some_and(|threads| threads.try_for_each(ranges, &|i| guarded(cut(i)..cut(i + 1)))) {
-            guarded(begin..end);
+        // Short ranges even out what differs between them, folds above all; long ones decode what neighbours share only once.
+        let longest = (RANGE_BYTES / bytes.max(1)).max(1);
+        let length =
+            if is_shared { longest.min((end - begin) / (4 * i64::from(self.n_threads))).max(1) } else { i64::MAX };
+        let next = AtomicI64::new(begin);
+        let serve = |_| {
+            let _control = FloatControl::set();
+            let mut take = || {
+                let first =
+                    next.fetch_update(Relaxed, Relaxed, |i| (i < end).then(|| i.saturating_add(length))).ok()?;
+                self.fail_if_asked();
+                Some(first..first.saturating_add(length).min(end))
+            };
+            work(&mut take);
+        };
+        if !threads.is_some_and(|threads| threads.try_for_each(self.n_threads.into(), &serve)) {
+            serve(0);
         }
     }
 
-    /// Runs `work` on every item of this call's share, as [`Cpu::for_ranges`] does for items of `bytes`.
+    /// Runs `work` on every item of this call's share, as [`Cpu::share_out`] does for items of `bytes`.
     fn for_each(&self, exec: &Exec, items: i64, bytes: i64, work: impl Fn(i64) + Sync + Send) {
-        self.for_ranges(exec, items, bytes, |range| range.for_each(&work));
+        self.share_out(exec, items, bytes, |next| {
+            while let Some(range) = next() {
+                range.for_each(&work);
+            }
+        });
     }
 }
 
