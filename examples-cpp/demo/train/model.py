@@ -1,8 +1,8 @@
 """The demo's model in its parallel form, for training: segments of text, state carried from one to the next.
 
-Byte-level, tied embedding; blocks `h += block(rms_norm(h))` in the order MODEL["layers"] (M: Mamba-2,
-A: attention); a final norm; and a draft head that guesses the bytes after the next one. reference.py says
-the same one byte at a time, and is what the C++ program follows.
+Byte-level, tied embedding; blocks `h += block(rms_norm(h))` in the order MODEL["layers"] (M: Mamba-2, G: Gated
+DeltaNet, K: Kimi Delta Attention, A: attention); a final norm; and a draft head that guesses the bytes after the
+next one. reference.py says the same one byte at a time, and is what the C++ program follows.
 """
 
 import math
@@ -12,16 +12,34 @@ import torch.nn.functional as F
 from torch import nn
 
 MODEL = dict(
-    vocab=256, d_model=192, layers="MMAMM",
-    d_inner=384, headdim=64, nheads=6, dstate=64, ngroups=1, conv_width=4,
+    vocab=256, d_model=192, layers="MGKAMGK", conv_width=4,
+    d_inner=384, headdim=64, nheads=6, dstate=64, ngroups=1,
+    gdn_H=2, gdn_HV=4, gdn_K=64, gdn_V=64,
+    kda_H=4, kda_HV=4, kda_K=64, kda_V=64, kda_rank=32, l2norm_eps=1e-6,
     attn_heads=3, attn_headdim=64, attn_window=256,
-    draft_hidden=384, draft_tokens=3, norm_eps=1e-5,
+    draft_hidden=512, draft_tokens=3, norm_eps=1e-5,
 )
+
+
+BLOCK = 16  # tokens of a chunk between which KDA's decays are taken one by one
 
 
 def to_bf16(x):
     """The library takes bf16 activations: the value rounded, the gradient passed through."""
     return x.to(torch.bfloat16).to(x.dtype)
+
+
+def decay_parameters(n):
+    """Initial A_log and dt_bias: time constants from 1 / (16 * 0.1) to 1 / (1 * 0.001) tokens."""
+    dt = torch.exp(torch.empty(n).uniform_(math.log(1e-3), math.log(1e-1)))
+    return torch.empty(n).uniform_(1, 16).log(), dt + torch.log(-torch.expm1(-dt))  # softplus(dt_bias) = dt
+
+
+def short_conv(x, window, weight, bias=None):
+    """r(silu(conv(r(x)))) over tokens, oldest tap first, and the window of the last inputs for the next segment."""
+    t, x = x.shape[1], torch.cat([window, to_bf16(x)], 1)
+    y = sum(x[:, k : k + t] * weight[:, k] for k in range(weight.shape[1]))
+    return to_bf16(F.silu(y if bias is None else y + bias)), x[:, t:]
 
 
 class RMSNorm(nn.Module):
@@ -72,9 +90,7 @@ class Mamba2(nn.Module):
         self.in_proj = nn.Linear(m["d_model"], m["d_inner"] + self.conv_dim + m["nheads"], bias=False)
         self.conv_weight = nn.Parameter(torch.empty(self.conv_dim, m["conv_width"]).uniform_(-0.5, 0.5))
         self.conv_bias = nn.Parameter(torch.zeros(self.conv_dim))
-        dt = torch.exp(torch.empty(m["nheads"]).uniform_(math.log(1e-3), math.log(1e-1)))
-        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
-        self.A_log = nn.Parameter(torch.empty(m["nheads"]).uniform_(1, 16).log())
+        self.A_log, self.dt_bias = map(nn.Parameter, decay_parameters(m["nheads"]))
         self.D = nn.Parameter(torch.ones(m["nheads"]))
         self.gate_norm = RMSNorm(m["d_inner"], m["norm_eps"])
         self.out_proj = nn.Linear(m["d_inner"], m["d_model"], bias=False)
@@ -87,13 +103,117 @@ class Mamba2(nn.Module):
     def forward(self, h, state, chunk):
         m, (b, t, _) = self.m, h.shape
         z, xbc, dt = self.in_proj(self.norm(h)).split([m["d_inner"], self.conv_dim, m["nheads"]], -1)
-        z, xbc = to_bf16(z), torch.cat([state[0], to_bf16(xbc)], 1)
-        conv = self.conv_bias + sum(xbc[:, k : k + t] * self.conv_weight[:, k] for k in range(m["conv_width"]))
-        x, B, C = to_bf16(F.silu(conv)).split([m["d_inner"], m["dstate"], m["dstate"]], -1)
+        xbc, window = short_conv(xbc, state[0], self.conv_weight, self.conv_bias)
+        x, B, C = xbc.split([m["d_inner"], m["dstate"], m["dstate"]], -1)
         x = x.reshape(b, t, m["nheads"], m["headdim"])
         y, S = ssd(x, F.softplus(dt + self.dt_bias), -self.A_log.exp(), B, C, state[1], min(chunk, t))
-        y = (y + self.D[:, None] * x).reshape(b, t, -1) * F.silu(z)
-        return self.out_proj(self.gate_norm(y)), [xbc[:, t:], S]
+        y = (y + self.D[:, None] * x).reshape(b, t, -1) * F.silu(to_bf16(z))
+        return self.out_proj(self.gate_norm(y)), [window, S]
+
+
+class UnitInverse(torch.autograd.Function):
+    """(I + A)^-1 of strictly lower triangular A [.., l, l], l a power of two: from inverses of diagonal blocks of
+    1, 2, 4, ..; with blocks T1, T2 on the diagonal, the block below is -T2 A21 T1. No power of A, so nothing cancels."""
+
+    @staticmethod
+    def forward(ctx, A):
+        i = torch.arange(A.shape[-1], device=A.device)
+        T, size = torch.eye(len(i), dtype=A.dtype, device=A.device).expand_as(A), 1
+        while size < len(i):
+            block = i // size
+            below = (block[:, None] == block[None, :] + 1) & (block[:, None] % 2 == 1)
+            T, size = T - T @ (A * below) @ T, 2 * size
+        ctx.save_for_backward(T)
+        return T
+
+    @staticmethod
+    def backward(ctx, grad):
+        T, = ctx.saved_tensors
+        return -(T.mT @ grad @ T.mT).tril(-1)
+
+
+def decayed_products(x, k, sums):
+    """[.., i, j] = sum_d x_id k_jd exp(sums_id - sums_jd) for j <= i, else 0; sums [.., l, 1] or, per channel, [.., l, K].
+
+    Per channel, the decay between two blocks of tokens is a product of two that are at most 1, split where the later block
+    begins; within a block every pair has its own.
+    """
+    l = x.shape[-2]
+    future = torch.ones(l, l, dtype=torch.bool, device=x.device).triu(1)
+    if sums.shape[-1] == 1:
+        return (sums - sums.mT).masked_fill(future, -torch.inf).exp() * (x @ k.mT)
+    n = l // BLOCK
+    x, kb, cb = (y.unflatten(-2, (n, BLOCK)) for y in (x, k, sums))
+    start = F.pad(cb[..., :-1, -1, :], (0, 0, 1, 0))  # the sum before each block
+    left = x * (cb - start[..., None, :]).exp()
+    right = k[..., None, :, :] * (start[..., None, :] - sums[..., None, :, :]).clamp(max=0).exp()
+    block = torch.arange(l, device=x.device) // BLOCK
+    between = (left @ right.mT).flatten(-3, -2) * (block[:, None] > block)
+    decay = (cb[..., :, None, :] - cb[..., None, :, :]).masked_fill(future[:BLOCK, :BLOCK, None], -torch.inf).exp()
+    within = (x[..., :, None, :] * kb[..., None, :, :] * decay).sum(-1)
+    same = torch.eye(n, dtype=x.dtype, device=x.device)[:, None, :, None]
+    return between + (within[..., None, :] * same).flatten(-2).flatten(-3, -2)
+
+
+def delta_rule(q, k, v, g, beta, S0, chunk):
+    """S' = exp(g_t) S_{t-1}; u_t = beta_t (v_t - S' k_t); S_t = S' + u_t k_t^T; o_t = S_t q_t, in chunks (the WY form).
+
+    q and k [b, t, h, K], v [b, t, h, V], g [b, t, h, 1] (GDN) or [b, t, h, K] (KDA), beta [b, t, h], S0 [b, h, V, K];
+    t % chunk == 0. Returns o [b, t, h, V] and the last state.
+    """
+    b, t, h, _ = q.shape
+    q, k, v, g, beta = (y.reshape(b, t // chunk, chunk, h, -1).permute(0, 3, 1, 2, 4) for y in (q, k, v, g, beta))
+    sums = g.cumsum(-2)
+    # Within a chunk: u = T beta (v - exp(sums) k S), where T solves for each u the part of the earlier ones in it.
+    T = UnitInverse.apply(beta * decayed_products(k, k, sums).tril(-1))
+    own, seen = T @ (beta * v), T @ (beta * k * sums.exp())
+    added, total = k * (sums[..., -1:, :] - sums).exp(), sums[..., -1:, :].exp()
+    states, us, S = [], [], S0
+    for i in range(t // chunk):
+        u = own[:, :, i] - seen[:, :, i] @ S.mT
+        states.append(S), us.append(u)
+        S = S * total[:, :, i] + u.mT @ added[:, :, i]
+    o = (q * sums.exp()) @ torch.stack(states, 2).mT + decayed_products(q, k, sums) @ torch.stack(us, 2)
+    return o.permute(0, 2, 3, 1, 4).reshape(b, t, h, -1), S
+
+
+class Delta(nn.Module):
+    """G: Gated DeltaNet, one decay a head, grouped heads, SiLU gate. K: Kimi Delta Attention, one decay a channel
+    through a projection of low rank, sigmoid gate."""
+
+    def __init__(self, m, kind):
+        super().__init__()
+        family = {"G": "gdn", "K": "kda"}[kind]
+        self.m, self.kind = m, kind
+        self.H, self.HV, self.K, self.V = (m[f"{family}_{x}"] for x in ("H", "HV", "K", "V"))
+        rank, decays = (self.HV, self.HV) if kind == "G" else (m["kda_rank"], self.HV * self.K)
+        self.sizes = [self.HV * self.V, 2 * self.H * self.K + self.HV * self.V, self.HV, rank]
+        self.norm = RMSNorm(m["d_model"], m["norm_eps"])
+        self.in_proj = nn.Linear(m["d_model"], sum(self.sizes), bias=False)
+        self.conv_weight = nn.Parameter(torch.empty(self.sizes[1], m["conv_width"]).uniform_(-0.5, 0.5))
+        if kind == "K":
+            self.decay_proj = nn.Linear(rank, decays, bias=False)
+        A_log, dt_bias = decay_parameters(decays)
+        self.A_log, self.dt_bias = nn.Parameter(A_log[: self.HV].clone()), nn.Parameter(dt_bias)
+        self.gate_norm = RMSNorm(self.V, m["norm_eps"])
+        self.out_proj = nn.Linear(self.HV * self.V, m["d_model"], bias=False)
+
+    def zero_state(self, b, like):
+        return [like.new_zeros(b, self.m["conv_width"] - 1, self.sizes[1]), like.new_zeros(b, self.HV, self.V, self.K)]
+
+    def forward(self, h, state, chunk):
+        b, t, _ = h.shape
+        z, qkv, beta, a = self.in_proj(self.norm(h)).split(self.sizes, -1)
+        qkv, window = short_conv(qkv, state[0], self.conv_weight)
+        q, k, v = qkv.split([self.H * self.K, self.H * self.K, self.HV * self.V], -1)
+        normalised = lambda x: x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.m["l2norm_eps"])
+        q, k = (normalised(x.reshape(b, t, self.H, self.K)).repeat_interleave(self.HV // self.H, 2) for x in (q, k))
+        a = (a if self.kind == "G" else self.decay_proj(a)) + self.dt_bias
+        g = -self.A_log.exp()[:, None] * F.softplus(a).view(b, t, self.HV, -1)
+        o, S = delta_rule(q, k, v.reshape(b, t, self.HV, self.V), g, beta.sigmoid(), state[1], min(chunk, t))
+        o, z = self.gate_norm(o * self.K**-0.5), z.reshape(o.shape)
+        gate = F.silu(z) if self.kind == "G" else z.sigmoid()
+        return self.out_proj((o * gate).reshape(b, t, -1)), [window, S]
 
 
 class Attention(nn.Module):
@@ -145,7 +265,8 @@ class Model(nn.Module):
         super().__init__()
         self.m = m
         self.embedding = nn.Parameter(torch.randn(m["vocab"], m["d_model"]) * 0.02)
-        self.layers = nn.ModuleList({"M": Mamba2, "A": Attention}[kind](m) for kind in m["layers"])
+        self.layers = nn.ModuleList(
+            Mamba2(m) if kind == "M" else Attention(m) if kind == "A" else Delta(m, kind) for kind in m["layers"])
         self.norm = RMSNorm(m["d_model"], m["norm_eps"])
         self.draft = DraftHead(m)
         self.dropout = nn.Dropout(dropout)

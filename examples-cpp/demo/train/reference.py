@@ -1,7 +1,7 @@
 """The exported model, one byte at a time, from the tensors of the safetensors file alone.
 
-This is the definition that the C++ program follows. Roundings: weights are bf16 in the file; xBC (before
-the convolution), x, B, C (after convolution and SiLU) and the gate z are rounded to bf16, nothing else is.
+This is the definition that the C++ program follows. Roundings: weights are bf16 in the file; the inputs of the
+convolutions, their outputs (x, B, C; q, k, v) and Mamba-2's gate z are rounded to bf16, nothing else is.
 """
 
 import numpy as np
@@ -10,43 +10,81 @@ import torch.nn.functional as F
 
 
 class Reference:
-    def __init__(self, tensors, m, device="cpu", dtype=torch.float32, round_activations=True):
+    """state: what the recurrences compute in and keep. "f32", "f64", or "bf16": in fp32, rounded to bf16 after every token."""
+
+    def __init__(self, tensors, m, device="cpu", dtype=torch.float32, state="f32"):
         self.w = {k: v.to(device=device, dtype=dtype) for k, v in tensors.items()}
-        self.m, self.device, self.dtype, self.round_activations = m, device, dtype, round_activations
+        self.m, self.device, self.dtype, self.state = m, device, dtype, state
+        self.state_dtype = torch.float64 if state == "f64" else dtype
 
     def round(self, x):
-        return x.to(torch.bfloat16).to(x.dtype) if self.round_activations else x
+        return x.to(torch.bfloat16).to(x.dtype)
+
+    def keep(self, S):
+        return self.round(S) if self.state == "bf16" else S
 
     def norm(self, x, name):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.m["norm_eps"]) * self.w[name]
 
+    def delta_dims(self, kind):
+        return [self.m[f"{'gdn' if kind == 'G' else 'kda'}_{x}"] for x in ("H", "HV", "K", "V")]
+
     def zero_state(self, b):
-        m, zeros = self.m, lambda *s: torch.zeros(*s, device=self.device, dtype=self.dtype)
+        m = self.m
+        zeros = lambda *s, dtype=self.dtype: torch.zeros(b, *s, device=self.device, dtype=dtype)
         state = {"position": 0}
         for i, kind in enumerate(m["layers"]):
-            if kind == "M":
-                state[i] = [zeros(b, m["conv_width"] - 1, m["d_inner"] + 2 * m["dstate"]),
-                            zeros(b, m["nheads"], m["headdim"], m["dstate"])]
-            else:  # keys and values of token p in row p mod attn_window
-                shape = (b, m["attn_heads"], m["attn_window"], m["attn_headdim"])
+            if kind == "A":  # keys and values of token p in row p mod attn_window
+                shape = (m["attn_heads"], m["attn_window"], m["attn_headdim"])
                 state[i] = [zeros(*shape), zeros(*shape)]
+                continue
+            if kind == "M":
+                channels, shape = m["d_inner"] + 2 * m["dstate"], (m["nheads"], m["headdim"], m["dstate"])
+            else:
+                H, HV, K, V = self.delta_dims(kind)
+                channels, shape = 2 * H * K + HV * V, (HV, V, K)
+            state[i] = [zeros(m["conv_width"] - 1, channels), zeros(*shape, dtype=self.state_dtype)]
         return state
+
+    def conv(self, x, state, name):
+        window = torch.cat([state[0], self.round(x)[:, None]], 1)  # oldest first
+        state[0] = window[:, 1:]
+        y = (window * self.w[f"{name}.conv_weight"].T).sum(1)
+        return self.round(F.silu(y + self.w[f"{name}.conv_bias"] if f"{name}.conv_bias" in self.w else y))
 
     def mamba2(self, h, state, name):
         m, w, b = self.m, self.w, h.shape[0]
         u = F.linear(self.norm(h, f"{name}.norm"), w[f"{name}.in_proj"])
         z, xbc, dt = u.split([m["d_inner"], m["d_inner"] + 2 * m["dstate"], m["nheads"]], -1)
-        window = torch.cat([state[0], self.round(xbc)[:, None]], 1)  # oldest first
-        state[0] = window[:, 1:]
-        conv = (window * w[f"{name}.conv_weight"].T).sum(1) + w[f"{name}.conv_bias"]
-        x, B, C = self.round(F.silu(conv)).split([m["d_inner"], m["dstate"], m["dstate"]], -1)
+        xbc, dt = self.conv(xbc, state, name).to(self.state_dtype), dt.to(self.state_dtype)
+        x, B, C = xbc.split([m["d_inner"], m["dstate"], m["dstate"]], -1)
         x = x.reshape(b, m["nheads"], m["headdim"])
         dt = F.softplus(dt + w[f"{name}.dt_bias"])
         decay = torch.exp(dt * w[f"{name}.A"])[..., None, None]
-        S = state[1] = state[1] * decay + (dt[..., None] * x)[..., None] * B[:, None, None]
+        S = state[1] * decay + (dt[..., None] * x)[..., None] * B[:, None, None]
         y = (S * C[:, None, None]).sum(-1) + w[f"{name}.D"][:, None] * x
-        y = y.reshape(b, -1) * F.silu(self.round(z))
+        state[1] = self.keep(S)
+        y = y.reshape(b, -1).to(self.dtype) * F.silu(self.round(z))
         return F.linear(self.norm(y, f"{name}.gate_norm"), w[f"{name}.out_proj"])
+
+    def delta(self, h, state, name, kind):
+        m, w, b, (H, HV, K, V) = self.m, self.w, h.shape[0], self.delta_dims(kind)
+        u = F.linear(self.norm(h, f"{name}.norm"), w[f"{name}.in_proj"])
+        z, qkv, beta, a = u.split([HV * V, 2 * H * K + HV * V, HV, HV if kind == "G" else m["kda_rank"]], -1)
+        if kind == "K":
+            a = F.linear(a, w[f"{name}.decay_proj"])
+        qkv, beta, a = (x.to(self.state_dtype) for x in (self.conv(qkv, state, name), beta, a))
+        q, k, v = qkv.split([H * K, H * K, HV * V], -1)
+        normalised = lambda x: x * torch.rsqrt(x.square().sum(-1, keepdim=True) + m["l2norm_eps"])
+        q, k = (normalised(x.reshape(b, H, K)).repeat_interleave(HV // H, 1)[:, :, None] for x in (q, k))
+        g = -w[f"{name}.A_log"].exp()[:, None] * F.softplus(a + w[f"{name}.dt_bias"]).view(b, HV, -1)
+        S = state[1] * g.exp()[:, :, None]
+        S = S + (beta.sigmoid()[..., None] * (v.reshape(b, HV, V) - (S * k).sum(-1)))[..., None] * k
+        o = (S * q).sum(-1) * K**-0.5
+        state[1] = self.keep(S)
+        z = z.reshape(b, HV, V)
+        y = self.norm(o.to(self.dtype), f"{name}.gate_norm") * (F.silu(z) if kind == "G" else z.sigmoid())
+        return F.linear(y.reshape(b, -1), w[f"{name}.out_proj"])
 
     def attention(self, h, state, name, position):
         m, w, b = self.m, self.w, h.shape[0]
@@ -64,8 +102,10 @@ class Reference:
         for i, kind in enumerate(self.m["layers"]):
             if kind == "M":
                 h = h + self.mamba2(h, state[i], f"layers.{i}")
-            else:
+            elif kind == "A":
                 h = h + self.attention(h, state[i], f"layers.{i}", state["position"])
+            else:
+                h = h + self.delta(h, state[i], f"layers.{i}", kind)
         state["position"] += 1
         return self.norm(h, "norm")
 
