@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -43,8 +44,10 @@ class Matrix {
   std::vector<float> panels_;
 };
 
-// y = x / sqrt(mean(x^2) + eps) * weight
+// y = x / sqrt(mean(x^2) + eps) * weight; y may be x
 void rms_norm(const float* x, const std::vector<float>& weight, float eps, float* y);
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // x *= sigmoid(x)
 void silu(float* x, std::size_t n);

@@ -51,7 +51,9 @@ class Generator {
     for (long long step = 0; !waiting_.empty() || !running_.empty(); ++step) {
       admit();
       if (step == plan_.preempt_at) preempt();
-      if (step == plan_.corrupt_at && running_[0]->id == 0) model_.corrupt_newest_record(running_[0]->sequence);
+      if (step == plan_.corrupt_at && running_[0]->id == 0) {
+        model_.corrupt_newest_record(running_[0]->sequence, plan_.corrupt_in);
+      }
       const auto start = Clock::now();
       const double bytes = state_bytes(model_.stats());
       draft();

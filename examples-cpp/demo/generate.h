@@ -31,7 +31,8 @@ struct Plan {
   Drafts drafts = Drafts::None;
   int batch = 1;             // requests that run at once; the others wait
   long long preempt_at = -1;  // after this many steps, the first request's state leaves the library and it queues again
-  long long corrupt_at = -1;  // after this many steps, one ring row of the first request is overwritten
+  long long corrupt_at = -1;  // after this many steps, one ring row of the first request is overwritten,
+  Family corrupt_in = MAMBA2;  // in this family's first layer
   const std::vector<std::string>* expected = nullptr;  // texts of another run, to find the first byte that differs
 };
 

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp64.h"
+
 namespace demo {
 namespace {
 
@@ -25,46 +27,75 @@ replayssm_slots_desc slots_desc(const Setup& setup) {
   return desc;
 }
 
-replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup) {
+replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup, Family family) {
+  const Config& c = weights.config;
   auto desc = replayssm::init<replayssm_pool_desc>();
-  desc.family = REPLAYSSM_MAMBA2;
-  desc.n_layers = static_cast<std::int32_t>(weights.mamba.size());
   desc.io = REPLAYSSM_BF16;
   desc.out = REPLAYSSM_F32;
   desc.format = setup.format;
   desc.readout = setup.readout;
-  desc.nheads = weights.config.nheads;
-  desc.headdim = weights.config.headdim;
-  desc.dstate = weights.config.dstate;
-  desc.ngroups = weights.config.ngroups;
+  if (family == MAMBA2) {
+    desc.family = REPLAYSSM_MAMBA2;
+    desc.n_layers = static_cast<std::int32_t>(weights.mamba.size());
+    desc.nheads = c.nheads;
+    desc.headdim = c.headdim;
+    desc.dstate = c.dstate;
+    desc.ngroups = c.ngroups;
+  } else {
+    const DeltaDims& dims = family == GDN ? c.gdn : c.kda;
+    desc.family = family == GDN ? REPLAYSSM_GDN : REPLAYSSM_KDA;
+    desc.n_layers = static_cast<std::int32_t>((family == GDN ? weights.gdn : weights.kda).size());
+    desc.H = dims.H;
+    desc.HV = dims.HV;
+    desc.K = dims.K;
+    desc.V = dims.V;
+  }
   return desc;
 }
 
-replayssm_pool_desc windows_desc(const Weights& weights) {
+// The convolution in front of the layers of `states`: one packed row of x, B, C or of q, k, v.
+replayssm_pool_desc windows_desc(const Weights& weights, Family family, const replayssm_pool_desc& states) {
+  const Config& c = weights.config;
   auto desc = replayssm::init<replayssm_pool_desc>();
   desc.family = REPLAYSSM_CONV1D;
-  desc.n_layers = static_cast<std::int32_t>(weights.mamba.size());
+  desc.n_layers = states.n_layers;
   desc.io = REPLAYSSM_BF16;
-  desc.channels = weights.config.conv_channels;
-  desc.width = weights.config.conv_width;
+  desc.channels = family == MAMBA2 ? c.conv_channels : (family == GDN ? c.gdn : c.kda).channels();
+  desc.width = c.conv_width;
   return desc;
 }
 
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
 
+std::size_t state_elements(const Config& c, Family family) {
+  if (family == MAMBA2) return size(c.nheads * c.headdim * c.dstate);
+  const DeltaDims& dims = family == GDN ? c.gdn : c.kda;
+  return size(dims.HV * dims.V * dims.K);
+}
+
 }  // namespace
 
 Model::Model(const Weights& weights, const Setup& setup)
     : weights_(weights),
+      setup_(setup),
       ring_rows_(window_of(setup) + setup.max_step_tokens),
       // Rejected tokens write rows ahead of the position: with as many rows to spare they hit none that is still seen.
       kv_rows_(size(weights.config.attn_window + setup.max_step_tokens)),
       context_(context_desc(setup)),
       slots_(context_, slots_desc(setup)),
-      states_(slots_, states_desc(weights, setup)),
-      windows_(slots_, windows_desc(weights)),
+      pools_{pools(MAMBA2), pools(GDN), pools(KDA)},
       batch_(replayssm::init<replayssm_batch>()),
       scores_(size(weights.config.attn_window)) {}
+
+Model::Pools Model::pools(Family family) {
+  const replayssm_pool_desc states = states_desc(weights_, setup_, family);
+  const replayssm_pool_desc windows = windows_desc(weights_, family, states);
+  const std::size_t n_layers = size(states.n_layers);
+  return {{slots_, states},
+          {slots_, windows},
+          n_layers * state_elements(weights_.config, family),
+          n_layers * size(windows.channels * (windows.width - 1))};
+}
 
 void Model::start(Sequence& sequence) {
   slots_.acquire(1, &sequence.slot, &sequence.generation);
@@ -75,6 +106,11 @@ void Model::start(Sequence& sequence) {
   const std::size_t n = weights_.attention.size() * kv_rows_ * size(weights_.config.attn_width);
   sequence.keys.assign(n, 0.0f);
   sequence.values.assign(n, 0.0f);
+  if (setup_.fp64_states) {
+    std::size_t elements = 0;
+    for (const Pools& pools : pools_) elements += pools.state_elements;
+    sequence.fp64.assign(elements, 0.0);
+  }
 }
 
 void Model::finish(Sequence& sequence) {
@@ -86,14 +122,15 @@ void Model::finish(Sequence& sequence) {
 }
 
 Saved Model::save(const Sequence& sequence) const {
-  const Config& c = weights_.config;
   Saved saved;
   saved.position = sequence.position;
-  saved.states.resize(weights_.mamba.size() * size(c.nheads * c.headdim * c.dstate));
-  saved.windows.resize(weights_.mamba.size() * size(c.conv_channels * (c.conv_width - 1)));
   const replayssm_list list = replayssm::host_list(&sequence.slot, 1);
-  states_.export_state(list, nullptr, replayssm::dense_state(saved.states.data(), REPLAYSSM_F32));
-  windows_.export_state(list, nullptr, replayssm::dense_state(saved.windows.data(), REPLAYSSM_BF16));
+  for (std::size_t i = 0; i < pools_.size(); ++i) {
+    saved.states[i].resize(pools_[i].state_elements);
+    saved.windows[i].resize(pools_[i].window_elements);
+    pools_[i].states.export_state(list, nullptr, replayssm::dense_state(saved.states[i].data(), REPLAYSSM_F32));
+    pools_[i].windows.export_state(list, nullptr, replayssm::dense_state(saved.windows[i].data(), REPLAYSSM_BF16));
+  }
   return saved;
 }
 
@@ -105,8 +142,10 @@ void Model::restore(Sequence& sequence, const Saved& saved) {
   args.generation = &sequence.generation;
   slots_.reset(list, &args);
   // No position: the one that the reset has just set.
-  states_.import_state(list, nullptr, replayssm::dense_state(saved.states.data(), REPLAYSSM_F32));
-  windows_.import_state(list, nullptr, replayssm::dense_state(saved.windows.data(), REPLAYSSM_BF16));
+  for (std::size_t i = 0; i < pools_.size(); ++i) {
+    pools_[i].states.import_state(list, nullptr, replayssm::dense_state(saved.states[i].data(), REPLAYSSM_F32));
+    pools_[i].windows.import_state(list, nullptr, replayssm::dense_state(saved.windows[i].data(), REPLAYSSM_BF16));
+  }
   sequence.position = saved.position;
 }
 
@@ -138,80 +177,166 @@ const std::vector<float>& Model::forward(const std::vector<Tokens>& rows, Update
   for (const Tokens& row : rows) {
     for (int t = 0; t < row.n; ++t, h += d) std::copy_n(&weights_.embedding[row.bytes[t] * d], d, h);
   }
-  std::size_t m = 0, a = 0;
+  std::size_t m = 0, g = 0, k = 0, a = 0;
+  fp64_at_ = 0;
   for (const char kind : c.layers) {
-    if (kind == 'M') {
-      mamba(m++, n_tokens, update);
-    } else {
-      attention(a++, rows);
+    switch (kind) {
+      case 'M': mamba(m++, n_tokens); break;
+      case 'G': delta(GDN, g++, n_tokens); break;
+      case 'K': delta(KDA, k++, n_tokens); break;
+      default: attention(a++, rows);
     }
   }
   for (std::size_t t = 0; t < n_tokens; ++t) rms_norm(&h_[t * d], weights_.norm, c.norm_eps, &hidden_[t * d]);
   return hidden_;
 }
 
-void Model::mamba(std::size_t layer, std::size_t n_tokens, Update update) {
+void Model::project(const std::vector<float>& norm, const Matrix& matrix, std::size_t n_tokens) {
+  const std::size_t d = size(weights_.config.d_model), stride = size(matrix.padded());
+  for (std::size_t t = 0; t < n_tokens; ++t) rms_norm(&h_[t * d], norm, weights_.config.norm_eps, &normed_[t * d]);
+  proj_.resize(n_tokens * stride);
+  matrix.multiply(normed_.data(), d, n_tokens, proj_.data(), stride);
+}
+
+void Model::add_projected(const Matrix& matrix, std::size_t n_tokens) {
+  const std::size_t d = size(weights_.config.d_model), stride = size(matrix.padded());
+  proj_.resize(n_tokens * stride);
+  matrix.multiply(y_.data(), size(matrix.in()), n_tokens, proj_.data(), stride);
+  for (std::size_t t = 0; t < n_tokens; ++t) {
+    for (std::size_t i = 0; i < d; ++i) h_[t * d + i] += proj_[t * stride + i];
+  }
+}
+
+template <class Args>
+void Model::call(const replayssm::Layers& pool, std::size_t layer, const Args& args) {
+  const auto index = static_cast<std::int32_t>(layer);
+  if (batch_.flags & REPLAYSSM_BATCH_EXTEND) {
+    pool.extend(index, batch_, args);
+  } else {
+    pool.step(index, batch_, args);
+  }
+}
+
+void Model::convolve(Family family, std::size_t layer, std::size_t n_tokens, int first, int channels,
+                     const std::vector<std::uint16_t>& weight, const std::vector<float>* bias) {
+  const std::size_t n = size(channels), stride = proj_.size() / n_tokens;
+  packed_.resize(n_tokens * n);
+  for (std::size_t t = 0; t < n_tokens; ++t) {
+    const float* row = &proj_[t * stride + size(first)];
+    std::transform(row, row + n, &packed_[t * n], float_to_bf16);
+  }
+  // In place on the packed rows.
+  auto conv = replayssm::init<replayssm_conv1d_args>();
+  conv.x = conv.out = replayssm::view(packed_.data(), REPLAYSSM_BF16, {0, channels, channels});
+  conv.weight = replayssm::view(weight.data(), REPLAYSSM_BF16, {0, 0, weights_.config.conv_width});
+  if (bias != nullptr) conv.bias = replayssm::view(bias->data(), {0, 0, 1});
+  call(pools_[family].windows, layer, conv);
+}
+
+template <class Step>
+void Model::in_fp64(std::size_t elements, Step update) {
+  std::size_t t = 0;
+  for (std::size_t r = 0; r < sequences_.size(); ++r) {
+    for (std::int32_t i = cu_seqlens_[r]; i < cu_seqlens_[r + 1]; ++i) update(t++, &sequences_[r]->fp64[fp64_at_]);
+  }
+  fp64_at_ += elements;
+}
+
+void Model::mamba(std::size_t layer, std::size_t n_tokens) {
   const Config& c = weights_.config;
   const MambaWeights& w = weights_.mamba[layer];
-  const std::size_t d = size(c.d_model), inner = size(c.d_inner), channels = size(c.conv_channels);
-  const std::size_t projected = size(w.in_proj.padded()), out_stride = size(w.out_proj.padded());
+  const std::size_t inner = size(c.d_inner), channels = size(c.conv_channels), projected = size(w.in_proj.padded());
 
-  for (std::size_t t = 0; t < n_tokens; ++t) rms_norm(&h_[t * d], w.norm, c.norm_eps, &normed_[t * d]);
-  proj_.resize(n_tokens * projected);
-  w.in_proj.multiply(normed_.data(), d, n_tokens, proj_.data(), projected);  // z, xBC, dt
+  project(w.norm, w.in_proj, n_tokens);  // z, xBC, dt
   z_.resize(n_tokens * inner);
-  xbc_.resize(n_tokens * channels);
   for (std::size_t t = 0; t < n_tokens; ++t) {
     std::transform(&proj_[t * projected], &proj_[t * projected] + inner, &z_[t * inner], float_to_bf16);
-    std::transform(&proj_[t * projected] + inner, &proj_[t * projected] + inner + channels, &xbc_[t * channels], float_to_bf16);
   }
-
-  // The convolution, in place on the packed rows.
-  const auto row_stride = static_cast<std::int64_t>(channels);
-  auto conv = replayssm::init<replayssm_conv1d_args>();
-  conv.x = conv.out = replayssm::view(xbc_.data(), REPLAYSSM_BF16, {0, row_stride, row_stride});
-  conv.weight = replayssm::view(w.conv_weight.data(), REPLAYSSM_BF16, {0, 0, c.conv_width});
-  conv.bias = replayssm::view(w.conv_bias.data(), {0, 0, 1});
-
-  // The state update: x, B and C are views of the packed rows, dt of the projection's, in fp32 and raw.
-  auto args = replayssm::init<replayssm_mamba2_args>();
-  args.x = replayssm::view(xbc_.data(), REPLAYSSM_BF16, {0, row_stride, c.headdim});
-  args.B = replayssm::view(xbc_.data() + inner, REPLAYSSM_BF16, {0, row_stride, c.dstate});
-  args.C = replayssm::view(xbc_.data() + inner + c.ngroups * c.dstate, REPLAYSSM_BF16, {0, row_stride, c.dstate});
-  args.dt = replayssm::view(proj_.data() + inner + channels, {0, static_cast<std::int64_t>(projected), 1});
-  args.A = replayssm::view(w.A.data(), {0, 0, 1});
-  args.dt_bias = replayssm::view(w.dt_bias.data(), {0, 0, 1});
-  args.D = replayssm::view(w.D.data(), {0, 0, 1});
-  args.z = replayssm::view(z_.data(), REPLAYSSM_BF16, {0, c.d_inner, c.headdim});
+  convolve(MAMBA2, layer, n_tokens, c.d_inner, c.conv_channels, w.conv_weight, &w.conv_bias);
   y_.resize(n_tokens * inner);
-  args.out = replayssm::view(y_.data(), {0, c.d_inner, c.headdim});
+  const float* dt = proj_.data() + inner + channels;
 
-  const auto index = static_cast<std::int32_t>(layer);
-  if (update == Update::Plain) {
-    windows_.extend(index, batch_, conv);
-    states_.extend(index, batch_, args);
+  if (setup_.fp64_states) {
+    in_fp64(state_elements(c, MAMBA2), [&](std::size_t t, double* S) {
+      mamba2_fp64(c, w, &packed_[t * channels], dt + t * projected, &z_[t * inner], S, &y_[t * inner]);
+    });
   } else {
-    windows_.step(index, batch_, conv);
-    states_.step(index, batch_, args);
+    // x, B and C are views of the packed rows, dt of the projection's, in fp32 and raw.
+    const auto row_stride = static_cast<std::int64_t>(channels);
+    auto args = replayssm::init<replayssm_mamba2_args>();
+    args.x = replayssm::view(packed_.data(), REPLAYSSM_BF16, {0, row_stride, c.headdim});
+    args.B = replayssm::view(packed_.data() + inner, REPLAYSSM_BF16, {0, row_stride, c.dstate});
+    args.C = replayssm::view(packed_.data() + inner + c.ngroups * c.dstate, REPLAYSSM_BF16, {0, row_stride, c.dstate});
+    args.dt = replayssm::view(dt, {0, static_cast<std::int64_t>(projected), 1});
+    args.A = replayssm::view(w.A.data(), {0, 0, 1});
+    args.dt_bias = replayssm::view(w.dt_bias.data(), {0, 0, 1});
+    args.D = replayssm::view(w.D.data(), {0, 0, 1});
+    args.z = replayssm::view(z_.data(), REPLAYSSM_BF16, {0, c.d_inner, c.headdim});
+    args.out = replayssm::view(y_.data(), {0, c.d_inner, c.headdim});
+    call(pools_[MAMBA2].states, layer, args);
+  }
+  for (std::size_t t = 0; t < n_tokens; ++t) rms_norm(&y_[t * inner], w.gate_norm, c.norm_eps, &y_[t * inner]);
+  add_projected(w.out_proj, n_tokens);
+}
+
+void Model::delta(Family family, std::size_t layer, std::size_t n_tokens) {
+  const Config& c = weights_.config;
+  const bool per_channel = family == KDA;
+  const DeltaDims& dims = per_channel ? c.kda : c.gdn;
+  const DeltaWeights& w = (per_channel ? weights_.kda : weights_.gdn)[layer];
+  const std::size_t width = size(dims.width()), channels = size(dims.channels()), projected = size(w.in_proj.padded());
+
+  project(w.norm, w.in_proj, n_tokens);  // z, qkv, b, a
+  convolve(family, layer, n_tokens, dims.width(), dims.channels(), w.conv_weight, nullptr);
+  const float* b = proj_.data() + width + channels;
+  const float* a = b + dims.HV;
+  std::size_t a_stride = projected;
+  if (per_channel) {
+    a_stride = size(w.decay_proj.padded());
+    decay_.resize(n_tokens * a_stride);
+    w.decay_proj.multiply(a, projected, n_tokens, decay_.data(), a_stride);
+    a = decay_.data();
+  }
+  y_.resize(n_tokens * width);
+
+  if (setup_.fp64_states) {
+    in_fp64(state_elements(c, family), [&](std::size_t t, double* S) {
+      delta_fp64(dims, per_channel, static_cast<double>(c.l2norm_eps), w, &packed_[t * channels], b + t * projected,
+                 a + t * a_stride, S, &y_[t * width]);
+    });
+  } else {
+    // q, k and v are views of the packed rows; a and b are raw and in fp32.
+    const auto row_stride = static_cast<std::int64_t>(channels);
+    auto args = replayssm::init<replayssm_delta_args>();
+    args.q = replayssm::view(packed_.data(), REPLAYSSM_BF16, {0, row_stride, dims.K});
+    args.k = replayssm::view(packed_.data() + dims.H * dims.K, REPLAYSSM_BF16, {0, row_stride, dims.K});
+    args.v = replayssm::view(packed_.data() + 2 * dims.H * dims.K, REPLAYSSM_BF16, {0, row_stride, dims.V});
+    args.g = replayssm::view(a, {0, static_cast<std::int64_t>(a_stride), per_channel ? dims.K : 1});
+    args.beta = replayssm::view(b, {0, static_cast<std::int64_t>(projected), 1});
+    args.A_log = replayssm::view(w.A_log.data(), {0, 0, 1});
+    args.dt_bias = replayssm::view(w.dt_bias.data(), {0, 0, per_channel ? dims.K : 1});
+    args.l2norm_eps = c.l2norm_eps;
+    args.out = replayssm::view(y_.data(), {0, dims.width(), dims.V});
+    call(pools_[family].states, layer, args);
   }
 
-  for (std::size_t t = 0; t < n_tokens; ++t) rms_norm(&y_[t * inner], w.gate_norm, c.norm_eps, &y_[t * inner]);
-  proj_.resize(n_tokens * out_stride);
-  w.out_proj.multiply(y_.data(), inner, n_tokens, proj_.data(), out_stride);
+  // The norm of each head, then the gate.
   for (std::size_t t = 0; t < n_tokens; ++t) {
-    for (std::size_t i = 0; i < d; ++i) h_[t * d + i] += proj_[t * out_stride + i];
+    const float* z = &proj_[t * projected];
+    float* y = &y_[t * width];
+    for (int head = 0; head < dims.HV; ++head) rms_norm(y + head * dims.V, w.gate_norm, c.norm_eps, y + head * dims.V);
+    for (std::size_t i = 0; i < width; ++i) y[i] *= per_channel ? sigmoid(z[i]) : z[i] * sigmoid(z[i]);
   }
+  add_projected(w.out_proj, n_tokens);
 }
 
 void Model::attention(std::size_t layer, const std::vector<Tokens>& rows) {
   const Config& c = weights_.config;
   const AttentionWeights& w = weights_.attention[layer];
-  const std::size_t d = size(c.d_model), width = size(c.attn_width), n_tokens = h_.size() / d;
-  const std::size_t projected = size(w.qkv_proj.padded()), out_stride = size(w.out_proj.padded());
+  const std::size_t width = size(c.attn_width), n_tokens = h_.size() / size(c.d_model);
+  const std::size_t projected = size(w.qkv_proj.padded());
 
-  for (std::size_t t = 0; t < n_tokens; ++t) rms_norm(&h_[t * d], w.norm, c.norm_eps, &normed_[t * d]);
-  proj_.resize(n_tokens * projected);
-  w.qkv_proj.multiply(normed_.data(), d, n_tokens, proj_.data(), projected);
+  project(w.norm, w.qkv_proj, n_tokens);
   y_.resize(n_tokens * width);
   std::size_t t = 0;
   for (const Tokens& row : rows) {
@@ -230,11 +355,7 @@ void Model::attention(std::size_t layer, const std::vector<Tokens>& rows) {
       }
     }
   }
-  proj_.resize(n_tokens * out_stride);
-  w.out_proj.multiply(y_.data(), width, n_tokens, proj_.data(), out_stride);
-  for (t = 0; t < n_tokens; ++t) {
-    for (std::size_t i = 0; i < d; ++i) h_[t * d + i] += proj_[t * out_stride + i];
-  }
+  add_projected(w.out_proj, n_tokens);
 }
 
 void Model::commit(const std::vector<std::int32_t>* accepted) {
@@ -261,14 +382,17 @@ void Model::check_faults() const {
   }
 }
 
-void Model::corrupt_newest_record(const Sequence& sequence) {
+void Model::corrupt_newest_record(const Sequence& sequence, Family family) {
   const Config& c = weights_.config;
-  for (const replayssm_component& part : states_.components()) {
-    if (part.kind != REPLAYSSM_COMPONENT_X) continue;
+  const auto kind = family == MAMBA2 ? REPLAYSSM_COMPONENT_X : REPLAYSSM_COMPONENT_V;  // [heads, rows, dim]
+  const int heads = family == MAMBA2 ? c.nheads : (family == GDN ? c.gdn : c.kda).HV;
+  const int dim = family == MAMBA2 ? c.headdim : (family == GDN ? c.gdn : c.kda).V;
+  for (const replayssm_component& part : pools_[family].states.components()) {
+    if (part.kind != kind) continue;
     auto* ring = reinterpret_cast<std::uint16_t*>(static_cast<char*>(part.base) + sequence.slot * part.slot_stride_bytes);
     const auto row = size(static_cast<int>((sequence.position - 1) % ring_rows_));  // token p lies in row p mod rows
-    for (int head = 0; head < c.nheads; ++head) {                                  // [nheads, rows, headdim]
-      std::fill_n(ring + (size(head * ring_rows_) + row) * size(c.headdim), c.headdim, float_to_bf16(1000.0f));
+    for (int head = 0; head < heads; ++head) {
+      std::fill_n(ring + (size(head * ring_rows_) + row) * size(dim), dim, float_to_bf16(1000.0f));
     }
   }
 }

@@ -5,6 +5,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -14,19 +15,23 @@
 
 namespace demo {
 
+enum Family { MAMBA2, GDN, KDA };
+constexpr std::size_t N_FAMILIES = 3;
+
 // What a running request owns beside its text: a slot of the library, and keys and values of the attention layers.
 struct Sequence {
   std::int32_t slot = -1;
   std::uint32_t generation = 0;
   std::int64_t position = 0;     // tokens committed; the library has the same number
   std::vector<float> keys, values;  // [attention layer][row][attn_width], token p in row p mod n_rows
+  std::vector<double> fp64;         // Setup::fp64_states: states of all layers, in the model's order
 };
 
 // A sequence's states outside the library, while it does not run.
 struct Saved {
   std::int64_t position = 0;
-  std::vector<float> states;            // [layer][head][headdim][dstate], exact
-  std::vector<std::uint16_t> windows;   // [layer][channel][width - 1], bf16 as they came
+  std::array<std::vector<float>, N_FAMILIES> states;            // [layer][head][row][column], exact
+  std::array<std::vector<std::uint16_t>, N_FAMILIES> windows;   // [layer][channel][width - 1], bf16 as they came
 };
 
 // A sequence's next tokens: bytes at positions sequence->position and on.
@@ -45,6 +50,7 @@ struct Setup {
   int max_step_tokens = 1;
   replayssm_format format = REPLAYSSM_FORMAT_SPLIT32;
   replayssm_readout readout = REPLAYSSM_READOUT_EXACT;
+  bool fp64_states = false;  // state updates by the program's own fp64 recurrences instead of the library; no rollback
 };
 
 class Model {
@@ -69,29 +75,53 @@ class Model {
   replayssm_stats stats() const { return slots_.stats(); }
   // Throws if the library found a bad id, count, length or position.
   void check_faults() const;
-  // Writes garbage over the newest record of a sequence in the first layer's ring: what the demo's own check must notice.
-  void corrupt_newest_record(const Sequence& sequence);
+  // Writes garbage over the newest record of a sequence in the ring of a family's first layer: what the demo's own check
+  // must notice.
+  void corrupt_newest_record(const Sequence& sequence, Family family);
 
  private:
-  void mamba(std::size_t layer, std::size_t n_tokens, Update update);
+  // A family's layers: states and convolution windows in the library, and what one sequence has of them.
+  struct Pools {
+    replayssm::Layers states, windows;
+    std::size_t state_elements, window_elements;  // of all layers
+  };
+
+  Pools pools(Family family);
+  void mamba(std::size_t layer, std::size_t n_tokens);
+  void delta(Family family, std::size_t layer, std::size_t n_tokens);
   void attention(std::size_t layer, const std::vector<Tokens>& rows);
 
+  // proj_ = matrix rms(h_, norm)
+  void project(const std::vector<float>& norm, const Matrix& matrix, std::size_t n_tokens);
+  // h_ += matrix y_
+  void add_projected(const Matrix& matrix, std::size_t n_tokens);
+  // packed_ = r(silu(conv(r(proj_)))) of the `channels` columns from `first` on
+  void convolve(Family family, std::size_t layer, std::size_t n_tokens, int first, int channels,
+                const std::vector<std::uint16_t>& weight, const std::vector<float>* bias);
+  template <class Args>
+  void call(const replayssm::Layers& pool, std::size_t layer, const Args& args);
+  // Calls update(token, fp64 state) for every token in order; the layer has the next `elements` of each row's state.
+  template <class Step>
+  void in_fp64(std::size_t elements, Step update);
+
   const Weights& weights_;
+  const Setup setup_;
   int ring_rows_;
   std::size_t kv_rows_;
   replayssm::Context context_;
   replayssm::Slots slots_;
-  replayssm::Layers states_, windows_;
+  std::array<Pools, N_FAMILIES> pools_;
 
   // The batch of the model step in progress. Layers and commit read it; it lives until the commit.
   std::vector<Sequence*> sequences_;
   std::vector<std::int32_t> row_slots_, cu_seqlens_;
   std::vector<std::uint32_t> generations_;
   replayssm_batch batch_;
+  std::size_t fp64_at_ = 0;  // elements of the layers before the current one
 
   // Activations [n_tokens, ..].
-  std::vector<float> h_, normed_, proj_, y_, hidden_, scores_;
-  std::vector<std::uint16_t> xbc_, z_;
+  std::vector<float> h_, normed_, proj_, decay_, y_, hidden_, scores_;
+  std::vector<std::uint16_t> packed_, z_;
 };
 
 }  // namespace demo

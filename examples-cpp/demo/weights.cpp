@@ -17,13 +17,16 @@ Config read_config(const Safetensors& file) {
   Config c{};
   c.vocab = number("vocab");
   c.d_model = number("d_model");
+  c.conv_width = number("conv_width");
   c.d_inner = number("d_inner");
   c.headdim = number("headdim");
   c.nheads = number("nheads");
   c.dstate = number("dstate");
   c.ngroups = number("ngroups");
-  c.conv_width = number("conv_width");
   c.conv_channels = c.d_inner + 2 * c.ngroups * c.dstate;
+  c.gdn = {number("gdn_H"), number("gdn_HV"), number("gdn_K"), number("gdn_V")};
+  c.kda = {number("kda_H"), number("kda_HV"), number("kda_K"), number("kda_V")};
+  c.kda_rank = number("kda_rank");
   c.attn_heads = number("attn_heads");
   c.attn_headdim = number("attn_headdim");
   c.attn_width = c.attn_heads * c.attn_headdim;
@@ -31,10 +34,13 @@ Config read_config(const Safetensors& file) {
   c.draft_hidden = number("draft_hidden");
   c.draft_tokens = number("draft_tokens");
   c.norm_eps = static_cast<float>(json.at("norm_eps").number);
+  c.l2norm_eps = static_cast<float>(json.at("l2norm_eps").number);
   c.layers = json.at("layers").text();
-  if (c.vocab != 256 || c.nheads * c.headdim != c.d_inner || c.attn_headdim % 8 != 0 || c.attn_headdim > 64 ||
-      c.layers.find_first_not_of("MA") != std::string::npos) {
-    throw std::runtime_error("config: this program has 256 bytes, whole heads, and layers M and A");
+  bool layers = c.layers.find_first_not_of("MGKA") == std::string::npos;
+  for (const char kind : {'M', 'G', 'K'}) layers = layers && c.layers.find(kind) != std::string::npos;
+  const bool heads = c.nheads * c.headdim == c.d_inner && c.gdn.HV % c.gdn.H == 0 && c.kda.HV % c.kda.H == 0;
+  if (c.vocab != 256 || !layers || !heads || c.attn_headdim % 8 != 0 || c.attn_headdim > 64) {
+    throw std::runtime_error("config: this program has 256 bytes, whole heads, and layers M, G, K, all of them, and A");
   }
   return c;
 }
@@ -61,6 +67,20 @@ Weights::Weights(const Safetensors& file) : config(read_config(file)) {
       w.gate_norm = file.floats(name + "gate_norm", {c.d_inner});
       w.out_proj = matrix(name + "out_proj", c.d_model, c.d_inner);
       mamba.push_back(std::move(w));
+    } else if (c.layers[i] == 'G' || c.layers[i] == 'K') {
+      const bool per_channel = c.layers[i] == 'K';
+      const DeltaDims& dims = per_channel ? c.kda : c.gdn;
+      const int decays = per_channel ? dims.HV * dims.K : dims.HV, raw = per_channel ? c.kda_rank : dims.HV;
+      DeltaWeights w;
+      w.norm = file.floats(name + "norm", {c.d_model});
+      w.in_proj = matrix(name + "in_proj", dims.width() + dims.channels() + dims.HV + raw, c.d_model);
+      if (per_channel) w.decay_proj = matrix(name + "decay_proj", decays, c.kda_rank);
+      w.conv_weight = file.bf16(name + "conv_weight", {dims.channels(), c.conv_width});
+      w.A_log = file.floats(name + "A_log", {dims.HV});
+      w.dt_bias = file.floats(name + "dt_bias", {decays});
+      w.gate_norm = file.floats(name + "gate_norm", {dims.V});
+      w.out_proj = matrix(name + "out_proj", c.d_model, dims.width());
+      (per_channel ? kda : gdn).push_back(std::move(w));
     } else {
       AttentionWeights w;
       w.norm = file.floats(name + "norm", {c.d_model});

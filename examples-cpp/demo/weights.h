@@ -11,18 +11,35 @@
 
 namespace demo {
 
+// Heads of a delta rule: H of queries and keys, HV of values, each of which has a state [V, K].
+struct DeltaDims {
+  int H, HV, K, V;
+
+  int channels() const { return 2 * H * K + HV * V; }  // of a packed row q, k, v
+  int width() const { return HV * V; }
+};
+
 struct Config {
-  int vocab, d_model, d_inner, headdim, nheads, dstate, ngroups, conv_width, conv_channels;
+  int vocab, d_model, conv_width;
+  int d_inner, headdim, nheads, dstate, ngroups, conv_channels;
+  DeltaDims gdn, kda;
+  int kda_rank;
   int attn_heads, attn_headdim, attn_width, attn_window;
   int draft_hidden, draft_tokens;
-  float norm_eps;
-  std::string layers;  // M: Mamba-2, A: attention
+  float norm_eps, l2norm_eps;
+  std::string layers;  // M: Mamba-2, G: Gated DeltaNet, K: Kimi Delta Attention, A: attention
 };
 
 struct MambaWeights {
   std::vector<float> norm, A, D, dt_bias, gate_norm, conv_bias;
   std::vector<std::uint16_t> conv_weight;  // bf16 [channels, width]: the library takes parameters in their own dtype
   Matrix in_proj, out_proj;                // in_proj's outputs are z, xBC, dt
+};
+
+struct DeltaWeights {
+  std::vector<float> norm, A_log, dt_bias, gate_norm;  // dt_bias: GDN [HV], KDA [HV, K]
+  std::vector<std::uint16_t> conv_weight;              // no bias
+  Matrix in_proj, decay_proj, out_proj;                // in_proj's outputs are z, qkv, b, a; KDA: a = decay_proj of the last
 };
 
 struct AttentionWeights {
@@ -38,6 +55,7 @@ struct Weights {
   Matrix unembedding;            // the same, multiplying
   std::vector<float> norm;
   std::vector<MambaWeights> mamba;          // one per M of config.layers
+  std::vector<DeltaWeights> gdn, kda;       // one per G, one per K
   std::vector<AttentionWeights> attention;  // one per A
   std::vector<float> draft_state_norm, draft_byte_norm, draft_up_bias, draft_out_norm;
   Matrix draft_up, draft_down;

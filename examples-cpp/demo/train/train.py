@@ -5,7 +5,8 @@
 1. The model: AdamW over streams of text with carried state, cosine schedule over the time (or --steps) given,
    dropout, an average of the weights; the best average by validation text is kept and exported on the way.
    The draft head learns along by distillation; a small part of its gradient reaches the model.
-2. The draft head alone, on text that the exported model generates at the temperatures of --temperatures.
+2. The draft head alone, on text that the exported model generates at the temperatures of --temperatures. With
+   --draft-only FILE, only this, for the model of that file.
 
 measure.py completes the file.
 """
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from export import export_tensors, write_file
+from export import export_tensors, load_into, read_file, write_file
 from measure import BITS, SEGMENT, parallel_bpb
 from model import MODEL, Model
 from reference import Reference, generate
@@ -75,15 +76,21 @@ class Streams:
 
 
 def draft_losses(draft, hidden, text, embedding, teacher, temperature=1.0):
-    """Cross-entropy of the head to the model's own distribution of the byte it guesses, and total variation."""
+    """Cross-entropy of the head to the model's own distribution of the byte it guesses, and the drafts accepted per step.
+
+    Model and head sample with the same noise: P(both choose v) = 1 / sum_u max(p_u / p_v, q_u / q_v). `accepted` is their
+    expected number on text that the model has sampled: m_1 + m_1 m_2 + m_1 m_2 m_3, m_i = P(the head chooses v | the model did).
+    """
     k, t = MODEL["draft_tokens"], hidden.shape[1]
-    s, ce, tv = hidden[:, : t - k], 0.0, 0.0
+    s, ce, accepted, run = hidden[:, : t - k], 0.0, 0.0, 1.0
     for i in range(1, k + 1):
         s, logits = draft(s, text[:, i : t - k + i], embedding)
         p, q = teacher[:, i : t - k + i], F.log_softmax(logits / temperature, -1)
         ce = ce - (p * q).sum(-1).mean() / k
-        tv = tv + (p - q.exp()).abs().sum(-1).mean() / (2 * k)
-    return ce, tv
+        v = text[:, i + 1 : t - k + i + 1, None]
+        run = run / torch.maximum(p, p.gather(-1, v) * (q - q.gather(-1, v)).clamp(max=60).exp()).sum(-1)
+        accepted = accepted + run.mean()
+    return ce, accepted
 
 
 def train_model(args, device, text, validation, export):
@@ -189,20 +196,21 @@ def train_draft(args, device, model, text, export):
 
     def gradients():
         optimizer.zero_grad(set_to_none=True)
-        sum(losses(torch.randint(held, len(texts), (args.draft_rows,), device=device))).backward()
+        ce, accepted = losses(torch.randint(held, len(texts), (args.draft_rows,), device=device))
+        (ce - accepted).backward()
 
     def report(step):
         with torch.no_grad():
-            ce, tv = losses(torch.arange(held, device=device))
+            ce, accepted = losses(torch.arange(held, device=device))
         print(f"draft step {step:6}  on unseen rows: cross-entropy {ce.item() * BITS:.4f} bits, "
-              f"total variation {tv.item():.4f}", flush=True)
+              f"{accepted.item():.4f} drafts accepted per position", flush=True)
 
     run = as_graph(gradients, device)
-    start, step = time.monotonic(), 0
+    seconds, start, step = 60 * args.minutes * (1 if args.draft_only else 1 - TRUNK_SHARE), time.monotonic(), 0
     while True:
         if device == "cuda" and step % 16 == 0:
             torch.cuda.synchronize()
-        done = step / args.draft_steps if args.steps else (time.monotonic() - start) / (60 * args.minutes * (1 - TRUNK_SHARE))
+        done = step / args.draft_steps if args.steps else (time.monotonic() - start) / seconds
         if step % 2000 == 0 or done >= 1:
             report(step)
         if done >= 1:
@@ -224,6 +232,7 @@ def main():
     add("--out", required=True, help="folder for austen.safetensors")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--minutes", type=float, default=7.0, help="of training, model and draft head")
+    add("--draft-only", type=pathlib.Path, metavar="FILE", help="train only the head of this file's model")
     add("--steps", type=int, help="of the model, instead of --minutes")
     add("--draft-steps", type=int, default=10000, help="of the draft head, with --steps")
     add("--batch", type=int, default=32)
@@ -253,11 +262,18 @@ def main():
     validation = torch.from_numpy(data["heldout"][EXCERPT_BYTES:]).long()
     n = min(args.validation_streams, len(validation) // VALIDATION_STREAM)
     validation = validation[: n * VALIDATION_STREAM].view(n, VALIDATION_STREAM)
-    shown = {k: v for k, v in vars(args).items() if v != parser.get_default(k) and k not in ("data", "out", "device")}
-    command = "train.py austen.npz --out OUT" + "".join(
+    shown = {k: v for k, v in vars(args).items() if v != parser.get_default(k) and k not in ("data", "out", "device", "draft_only")}
+    command = "train.py austen.npz --out OUT" + (" --draft-only FILE" if args.draft_only else "") + "".join(
         f" --{k.replace('_', '-')}" + ("" if v is True else f" {' '.join(map(str, v)) if isinstance(v, list) else v}") for k, v in shown.items())
     print(f"{command}\ntrain {len(text)} bytes, validation {validation.numel()}, on {device}", flush=True)
     export = lambda model: write_file(path, export_tensors(model), {"training_command": command})
+    if args.draft_only:
+        tensors, metadata = read_file(args.draft_only)
+        command = f"{metadata['training_command']}; {command}"
+        head_of = lambda model: {k: v for k, v in export_tensors(model).items() if k.startswith("draft.")}
+        export = lambda model: write_file(path, tensors | head_of(model), {"training_command": command})
+        train_draft(args, device, load_into(Model().to(device), tensors), text, export)
+        return
     model, run = train_model(args, device, text, validation, export)
     draft_steps = train_draft(args, device, model, text, export)
     for name, value in [
