@@ -26,6 +26,8 @@ pub trait Lanes: Copy {
 
     /// All 32 values the same.
     fn splat(self, x: f32) -> Self::V;
+    /// Begins to bring the cache line of an address near. Any address will do.
+    fn prefetch(self, at: *const u8);
     /// From memory.
     fn load(self, from: &[f32; BLOCK]) -> Self::V;
     /// To memory.
@@ -70,6 +72,9 @@ impl Lanes for Portable {
     fn splat(self, x: f32) -> Self::V {
         [x; BLOCK]
     }
+
+    #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
 
     #[inline(always)]
     fn load(self, from: &[f32; BLOCK]) -> Self::V {

@@ -130,10 +130,28 @@ fn block_mut<T>(from: &mut [T], at: usize) -> &mut [T; BLOCK] {
     from[at..].first_chunk_mut().expect("a block inside a row")
 }
 
+/// Prefetches a block `ahead` elements behind the one at `at`.
+#[inline(always)]
+fn prefetch<L: Lanes, T>(l: L, from: &[T], at: usize, ahead: usize) {
+    if ahead == 0 {
+        return;
+    }
+    let at = from.as_ptr().wrapping_add(at + ahead).cast::<u8>();
+    for line in 0..(size_of::<T>() * BLOCK).div_ceil(LINE) {
+        l.prefetch(at.wrapping_add(line * LINE));
+    }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Rows of state that can be read. `row` counts from the tile's first, `at` is a column.
 pub trait Load {
     /// 32 columns.
     fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V;
+    /// Begins to bring near what will be read in this block's place when the next head has its turn.
+    #[inline(always)]
+    fn prefetch<L: Lanes>(&self, _l: L, _row: usize, _at: usize) {}
     /// The last `n` columns, and zeros.
     fn part<L: Lanes>(&self, l: L, row: usize, at: usize, n: usize) -> L::V;
 }
@@ -152,9 +170,16 @@ pub struct F32Rows<'a> {
     pub data: &'a mut [f32],
     /// Elements of a row.
     pub columns: usize,
+    /// Distance of the next head's rows to prefetch, in elements; 0 if there are none.
+    pub ahead: usize,
 }
 
 impl Load for F32Rows<'_> {
+    #[inline(always)]
+    fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
+        prefetch(l, self.data, row * self.columns + at, self.ahead);
+    }
+
     #[inline(always)]
     fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
         l.load(block(self.data, row * self.columns + at))
@@ -190,9 +215,17 @@ pub struct PlaneRows<'a> {
     pub low: &'a mut [i16],
     /// Elements of a row.
     pub columns: usize,
+    /// Distance of the next head's rows to prefetch, in elements; 0 if there are none.
+    pub ahead: usize,
 }
 
 impl Load for PlaneRows<'_> {
+    #[inline(always)]
+    fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
+        prefetch(l, self.high, row * self.columns + at, self.ahead);
+        prefetch(l, self.low, row * self.columns + at, self.ahead);
+    }
+
     #[inline(always)]
     fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
         let from = row * self.columns + at;
@@ -231,9 +264,16 @@ pub struct Bf16Rows<'a> {
     pub data: &'a [u16],
     /// Elements of a row.
     pub columns: usize,
+    /// Distance of the next head's rows to prefetch, in elements; 0 if there are none.
+    pub ahead: usize,
 }
 
 impl Load for Bf16Rows<'_> {
+    #[inline(always)]
+    fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
+        prefetch(l, self.data, row * self.columns + at, self.ahead);
+    }
+
     #[inline(always)]
     fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
         l.load_bf16(block(self.data, row * self.columns + at))
@@ -301,6 +341,11 @@ macro_rules! rows {
             #[inline(always)]
             fn part<L: Lanes>(&self, l: L, row: usize, at: usize, n: usize) -> L::V {
                 self.0.part(l, row, at, n)
+            }
+
+            #[inline(always)]
+            fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
+                self.0.prefetch(l, row, at);
             }
         }
 
@@ -421,6 +466,7 @@ impl<R: Rows, C: Change, A: Against> Task for Pass<'_, R, C, A> {
                 let row = first + i;
                 let mut sums = l.splat(0.0);
                 for j in 0..whole {
+                    self.rows.prefetch(l, row, j * BLOCK);
                     let s = self.change.apply(l, row, j, self.rows.block(l, row, j * BLOCK));
                     self.rows.set_block(l, row, j * BLOCK, s);
                     sums = self.against.add(l, j, s, sums);
@@ -720,6 +766,7 @@ impl<R: Load> Task for TwoDots<'_, R> {
             for i in 0..4.min(size.rows - first) {
                 let (mut sum_a, mut sum_b) = (l.splat(0.0), l.splat(0.0));
                 for j in 0..whole {
+                    self.rows.prefetch(l, first + i, j * BLOCK);
                     let s = self.rows.block(l, first + i, j * BLOCK);
                     sum_a = l.fma(s, l.load(a.block(j)), sum_a);
                     sum_b = l.fma(s, l.load(b.block(j)), sum_b);

@@ -107,6 +107,22 @@ impl Drop for Block {
     }
 }
 
+/// Asks for huge pages behind large blocks: states are read in long streams, and each page begins with a slow walk.
+fn advise_huge_pages(at: *mut u8, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        const HUGE: usize = 2 << 20;
+        let first = (at as usize).next_multiple_of(HUGE);
+        let last = (at as usize + bytes) / HUGE * HUGE;
+        if first < last {
+            // SAFETY: whole pages inside a block of ours, whose contents the advice does not change. Its failure does no harm.
+            unsafe { libc::madvise(first as *mut libc::c_void, last - first, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (at, bytes);
+}
+
 impl Backend for Cpu {
     fn info(&self) -> BackendInfo {
         BackendInfo { name: format!("CPU, {}", self.isa.name()), n_threads: self.n_threads }
@@ -122,6 +138,7 @@ impl Backend for Cpu {
         if at.is_null() {
             return Err(oom());
         }
+        advise_huge_pages(at, layout.size());
         Ok(Box::new(Block { at, layout }))
     }
 

@@ -8,7 +8,7 @@ use super::isa::Isa;
 use super::lanes::on_lanes;
 use super::raw;
 use crate::dtype::Dtype;
-use crate::replay::config::{Format, MAX_DIM, MAX_MIN_REWIND, MAX_WINDOW, TILE_ROWS};
+use crate::replay::config::{Format, MAX_DIM, MAX_MIN_REWIND, MAX_WINDOW, StateDims, TILE_ROWS};
 use crate::replay::lanes::Lanes;
 use crate::replay::launch::{Address, PoolView, SlotsView};
 use crate::replay::layout::{Component, StateLayout};
@@ -181,7 +181,11 @@ impl<'a> Checkpoint<'a> {
     fn f32_rows(&self, tile: usize) -> F32Rows<'_> {
         let (rows, columns) = (self.rows(tile), self.layout.dims.columns);
         // SAFETY: state rows of the checkpoint, one behind the other, which only this item touches.
-        F32Rows { data: unsafe { raw::slice_mut(self.row(rows.start), rows.len() * columns) }, columns }
+        F32Rows {
+            data: unsafe { raw::slice_mut(self.row(rows.start), rows.len() * columns) },
+            columns,
+            ahead: self.ahead(),
+        }
     }
 
     /// The tile's rows in memory.
@@ -193,7 +197,7 @@ impl<'a> Checkpoint<'a> {
         // SAFETY: rows of the high plane, one behind the other, which only this item touches.
         let high = unsafe { raw::slice_mut(high, n) };
         // SAFETY: the same rows of the low plane; the planes do not overlap.
-        PlaneRows { high, low: unsafe { raw::slice_mut(low, n) }, columns }
+        PlaneRows { high, low: unsafe { raw::slice_mut(low, n) }, columns, ahead: self.ahead() }
     }
 
     /// The rows of a high plane, or of a bf16 state.
@@ -205,7 +209,15 @@ impl<'a> Checkpoint<'a> {
             _ => self.row(rows.start),
         };
         // SAFETY: rows of the high plane or of a bf16 checkpoint, one behind the other, which only this item touches.
-        Bf16Rows { data: unsafe { raw::slice(at, rows.len() * columns) }, columns }
+        Bf16Rows { data: unsafe { raw::slice(at, rows.len() * columns) }, columns, ahead: self.ahead() }
+    }
+
+    /// Elements from a row to the same row of the next head, which comes next; 0 for the last head.
+    #[inline(always)]
+    fn ahead(&self) -> usize {
+        let StateDims { heads, rows, columns } = self.layout.dims;
+        let planes = if self.layout.format == Format::Split32 { 2 } else { 1 };
+        if self.head + 1 < heads { planes * rows * columns } else { 0 }
     }
 
     #[inline(always)]

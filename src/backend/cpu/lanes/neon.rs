@@ -41,6 +41,9 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
+
+    #[inline(always)]
     fn load(self, from: &[f32; BLOCK]) -> Self::V {
         each8! { I => vld1q_f32(from.as_ptr().add(4 * I)) }
     }

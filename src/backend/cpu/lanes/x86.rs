@@ -46,6 +46,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        simd! { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     fn load(self, from: &[f32; BLOCK]) -> Self::V {
         simd! { [_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from.as_ptr().add(16))] }
     }
@@ -230,6 +235,11 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
         simd! { [_mm256_set1_ps(x); 4] }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        simd! { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]
