@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toolchain::{
-    Compiler, Language, Program, clang, compilers, finish, installed, library, library_folder, root, scratch, skipped,
-    succeed, system_compiler, text,
+    Compiler, Language, Program, clang, compilers, installed, library, library_folder, root, scratch, skipped, succeed,
+    system_compiler, text,
 };
 
 fn source(name: &str) -> PathBuf {
@@ -50,43 +50,6 @@ fn the_header_parses_for_msvc() {
             // Freestanding: clang's own stddef.h and stdint.h, since there is no Windows SDK.
             check_syntax(&clang, language, name, &["--target=x86_64-pc-windows-msvc", "-ffreestanding", "-nostdinc++"]);
         }
-    }
-}
-
-/// The README's C, in a function of an engine that has what the text around it takes for granted.
-#[test]
-fn the_snippet_of_the_readme_compiles() {
-    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
-    let blocks: Vec<&str> =
-        readme.split("```c\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect();
-    let [snippet] = blocks[..] else { panic!("{} C blocks in README.md", blocks.len()) };
-    let (includes, statements): (Vec<&str>, Vec<&str>) = snippet.lines().partition(|line| line.starts_with("#include"));
-    let program = format!(
-        "{}\nvoid die(const char *message);\nreplayssm_mamba2_args layer_tensors(int layer);\n\
-         void engine(int32_t n_requests, const int32_t *slot_ids, const int32_t *accepted);\n\
-         void engine(int32_t n_requests, const int32_t *slot_ids, const int32_t *accepted) {{\n{}\n}}\n",
-        includes.join("\n"),
-        statements.join("\n"),
-    );
-    let folder = scratch("readme");
-    let compiles = |compiler: &Compiler, program: &str| {
-        let file = folder.join("snippet.c");
-        fs::write(&file, program).expect("a C file");
-        let mut command = compiler.command(Language::C11);
-        // GCC looks for ignored results only when it makes code.
-        finish(command.args(["-Wshadow", "-Wconversion", "-c"]).arg(&file).arg("-o").arg(folder.join("snippet.o")))
-    };
-    for compiler in compilers() {
-        let output = compiles(&compiler, &program);
-        assert!(output.status.success(), "{}", text(&output));
-        // Every status is looked at: without one of its checks it does not compile.
-        for (at, check) in program.match_indices("CHECK(replayssm_") {
-            let call = &check["CHECK".len()..];
-            let unchecked = format!("{}{call}{}", &program[..at], &program[at + check.len()..]);
-            let said = text(&compiles(&compiler, &unchecked));
-            assert!(said.contains("unused-result"), "{}: {said}", compiler.name);
-        }
-        assert_eq!(program.matches("CHECK(replayssm_").count(), 5);
     }
 }
 
