@@ -74,7 +74,7 @@ static void prefixes(const engine *e) {
     for (int t = 0; t < T_MAX; t++) tokens[t] = next_token++;
     decode(e, &r, tokens, T_MAX, T_MAX);
     /* >>> prefix */
-    /* Right after a commit, every position that it has passed is held. */
+    /* Right after a commit, every position that it has passed is held: those from `before`, where the request stood, on. */
     const int64_t boundary = 48, after = position_of(e, &r);
     if (before < boundary && boundary <= after) {
       save(e, &r, &boundary, &prefix); /* replayssm_export with `at` in every pool */
