@@ -10,7 +10,8 @@
 
 use super::config::{MAX_DIM, TILE_ROWS};
 use super::lanes::{BLOCK, Lanes, Task};
-use super::numerics::{CLASSES, Decay, from_bf16, join, reduce, split};
+use super::numerics::{CLASSES, Decay, from_bf16, reduce, split};
+use super::vector;
 
 /// Widest padded row.
 pub const MAX_COLUMNS: usize = MAX_DIM as usize;
@@ -33,9 +34,11 @@ impl Columns {
         Columns([0.0; MAX_COLUMNS])
     }
 
+    /// Its blocks.
     #[inline(always)]
-    fn block(&self, j: usize) -> &[f32; BLOCK] {
-        block(&self.0, j * BLOCK)
+    fn blocks(&self) -> &[[f32; BLOCK]; MAX_COLUMNS / BLOCK] {
+        const { assert!(MAX_COLUMNS.is_multiple_of(BLOCK)) };
+        self.0.as_chunks().0.first_chunk().expect("as many blocks as there are")
     }
 }
 
@@ -120,272 +123,353 @@ impl Tile {
     }
 }
 
-#[inline(always)]
-fn block<T>(from: &[T], at: usize) -> &[T; BLOCK] {
-    from[at..].first_chunk().expect("a block inside a row")
+/// Rows of state, wherever they are. `row` counts from the tile's first.
+pub trait Memory {
+    /// One of the rows.
+    type Row<'r>: Row
+    where
+        Self: 'r;
+    /// The row that begins at element `start`, of `columns` elements.
+    fn row(&mut self, row: usize, columns: usize) -> Self::Row<'_>;
 }
 
-#[inline(always)]
-fn block_mut<T>(from: &mut [T], at: usize) -> &mut [T; BLOCK] {
-    from[at..].first_chunk_mut().expect("a block inside a row")
-}
-
-/// Prefetches a block `ahead` elements behind the one at `at`.
-#[inline(always)]
-fn prefetch<L: Lanes, T>(l: L, from: &[T], at: usize, ahead: usize) {
-    if ahead == 0 {
-        return;
-    }
-    let at = from.as_ptr().wrapping_add(at + ahead).cast::<u8>();
-    for line in 0..(size_of::<T>() * BLOCK).div_ceil(LINE) {
-        l.prefetch(at.wrapping_add(line * LINE));
-    }
-}
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
-/// Rows of state that can be read. `row` counts from the tile's first, `at` is a column.
-pub trait Load {
-    /// 32 columns.
-    fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V;
-    /// Begins to bring near what will be read in this block's place when the next head has its turn.
+/// A row of state: whole blocks, and a rest that is shorter.
+pub trait Row {
+    /// Block `j`.
+    fn block<L: Lanes>(&self, l: L, j: usize) -> L::V;
+    /// The rest, and zeros.
+    fn rest<L: Lanes>(&self, l: L) -> L::V;
+    /// Writes block `j`.
+    fn set_block<L: Lanes>(&mut self, l: L, j: usize, v: L::V);
+    /// Writes the rest.
+    fn set_rest(&mut self, v: &[f32; BLOCK]);
+    /// Begins to bring near what will be read in block `j`'s place soon.
     #[inline(always)]
-    fn prefetch<L: Lanes>(&self, _l: L, _row: usize, _at: usize) {}
-    /// The last `n` columns, and zeros.
-    fn part<L: Lanes>(&self, l: L, row: usize, at: usize, n: usize) -> L::V;
+    fn prefetch<L: Lanes>(&self, _l: L, _j: usize) {}
 }
 
-/// Rows of state that can be written.
-pub trait Store {
-    /// 32 columns.
-    fn set_block<L: Lanes>(&mut self, l: L, row: usize, at: usize, v: L::V);
-    /// The last columns.
-    fn set_part(&mut self, row: usize, at: usize, v: &[f32]);
+/// Begins to bring a block near that lies `ahead` elements behind another.
+#[inline(always)]
+fn prefetch<L: Lanes, T>(l: L, from: &[T; BLOCK], ahead: usize) {
+    const LINE: usize = 64;
+    let at = from.as_ptr().wrapping_add(ahead).cast::<u8>();
+    let mut line = 0;
+    while line < size_of::<T>() * BLOCK {
+        l.prefetch(at.wrapping_add(line));
+        line += LINE;
+    }
 }
 
-/// An fp32 checkpoint: rows of `columns` elements.
+/// Part of a slice that holds a row.
+#[inline(always)]
+fn part<T>(data: &mut [T], row: usize, columns: usize) -> (&mut [[T; BLOCK]], &mut [T]) {
+    data[row * columns..(row + 1) * columns].as_chunks_mut()
+}
+
+/// An fp32 checkpoint's rows, one behind the other.
 pub struct F32Rows<'a> {
-    /// The rows, one behind the other.
+    /// The rows.
     pub data: &'a mut [f32],
-    /// Elements of a row.
-    pub columns: usize,
-    /// Distance of the next head's rows to prefetch, in elements; 0 if there are none.
-    pub ahead: usize,
 }
 
-impl Load for F32Rows<'_> {
+/// A row of [`F32Rows`].
+pub struct F32Row<'r> {
+    blocks: &'r mut [[f32; BLOCK]],
+    rest: &'r mut [f32],
+}
+
+impl Memory for F32Rows<'_> {
+    type Row<'r>
+        = F32Row<'r>
+    where
+        Self: 'r;
+
     #[inline(always)]
-    fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
-        prefetch(l, self.data, row * self.columns + at, self.ahead);
+    fn row(&mut self, row: usize, columns: usize) -> F32Row<'_> {
+        let (blocks, rest) = part(self.data, row, columns);
+        F32Row { blocks, rest }
+    }
+}
+
+impl Row for F32Row<'_> {
+    #[inline(always)]
+    fn block<L: Lanes>(&self, l: L, j: usize) -> L::V {
+        l.load(&self.blocks[j])
     }
 
     #[inline(always)]
-    fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
-        l.load(block(self.data, row * self.columns + at))
-    }
-
-    #[inline(always)]
-    fn part<L: Lanes>(&self, l: L, row: usize, at: usize, n: usize) -> L::V {
+    fn rest<L: Lanes>(&self, l: L) -> L::V {
         let mut v = [0f32; BLOCK];
-        let from = row * self.columns + at;
-        v[..n].copy_from_slice(&self.data[from..from + n]);
+        v[..self.rest.len()].copy_from_slice(self.rest);
         l.load(&v)
     }
-}
 
-impl Store for F32Rows<'_> {
     #[inline(always)]
-    fn set_block<L: Lanes>(&mut self, l: L, row: usize, at: usize, v: L::V) {
-        l.store(l.canonical(v), block_mut(self.data, row * self.columns + at));
+    fn set_block<L: Lanes>(&mut self, l: L, j: usize, v: L::V) {
+        l.store(l.canonical(v), &mut self.blocks[j]);
     }
 
     #[inline(always)]
-    fn set_part(&mut self, row: usize, at: usize, v: &[f32]) {
-        let from = row * self.columns + at;
-        super::vector::store_f32(&mut self.data[from..from + v.len()], v);
+    fn set_rest(&mut self, v: &[f32; BLOCK]) {
+        vector::store_f32(self.rest, v);
     }
 }
 
-/// A split checkpoint: rows of both planes.
+/// A split checkpoint's rows, one behind the other in both planes.
 pub struct PlaneRows<'a> {
-    /// The high plane's rows.
+    /// Rows of the high plane.
     pub high: &'a mut [u16],
-    /// The low plane's rows.
+    /// Rows of the low plane.
     pub low: &'a mut [i16],
-    /// Elements of a row.
-    pub columns: usize,
-    /// Distance of the next head's rows to prefetch, in elements; 0 if there are none.
-    pub ahead: usize,
 }
 
-impl Load for PlaneRows<'_> {
+/// A row of [`PlaneRows`].
+pub struct PlaneRow<'r> {
+    high: &'r mut [[u16; BLOCK]],
+    low: &'r mut [[i16; BLOCK]],
+    rest: (&'r mut [u16], &'r mut [i16]),
+}
+
+impl Memory for PlaneRows<'_> {
+    type Row<'r>
+        = PlaneRow<'r>
+    where
+        Self: 'r;
+
     #[inline(always)]
-    fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
-        prefetch(l, self.high, row * self.columns + at, self.ahead);
-        prefetch(l, self.low, row * self.columns + at, self.ahead);
+    fn row(&mut self, row: usize, columns: usize) -> PlaneRow<'_> {
+        let ((high, rest_high), (low, rest_low)) = (part(self.high, row, columns), part(self.low, row, columns));
+        PlaneRow { high, low, rest: (rest_high, rest_low) }
+    }
+}
+
+impl Row for PlaneRow<'_> {
+    #[inline(always)]
+    fn block<L: Lanes>(&self, l: L, j: usize) -> L::V {
+        l.load_planes(&self.high[j], &self.low[j])
     }
 
     #[inline(always)]
-    fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
-        let from = row * self.columns + at;
-        l.load_planes(block(self.high, from), block(self.low, from))
-    }
-
-    #[inline(always)]
-    fn part<L: Lanes>(&self, l: L, row: usize, at: usize, n: usize) -> L::V {
+    fn rest<L: Lanes>(&self, l: L) -> L::V {
         let mut v = [0f32; BLOCK];
-        let from = row * self.columns + at;
-        for i in 0..n {
-            v[i] = join(self.high[from + i], self.low[from + i]);
-        }
+        vector::load_planes(&mut v, self.rest.0, self.rest.1);
         l.load(&v)
     }
-}
 
-impl Store for PlaneRows<'_> {
     #[inline(always)]
-    fn set_block<L: Lanes>(&mut self, l: L, row: usize, at: usize, v: L::V) {
-        let from = row * self.columns + at;
-        l.store_planes(l.canonical(v), block_mut(self.high, from), block_mut(self.low, from));
+    fn set_block<L: Lanes>(&mut self, l: L, j: usize, v: L::V) {
+        l.store_planes(l.canonical(v), &mut self.high[j], &mut self.low[j]);
     }
 
     #[inline(always)]
-    fn set_part(&mut self, row: usize, at: usize, v: &[f32]) {
-        let from = row * self.columns + at;
-        let to = from..from + v.len();
-        super::vector::store_planes(&mut self.high[to.clone()], &mut self.low[to], v);
+    fn set_rest(&mut self, v: &[f32; BLOCK]) {
+        vector::store_planes(self.rest.0, self.rest.1, v);
     }
 }
 
-/// bfloat16 rows, read only: a high plane, or a BF16 checkpoint.
+/// bfloat16 rows, one behind the other, that are only read: a high plane, or a BF16 checkpoint.
 pub struct Bf16Rows<'a> {
-    /// The rows, one behind the other.
+    /// The rows.
     pub data: &'a [u16],
-    /// Elements of a row.
-    pub columns: usize,
-    /// Distance of the next head's rows to prefetch, in elements; 0 if there are none.
+    /// Distance of the rows to prefetch, in elements; 0 if there are none.
     pub ahead: usize,
 }
 
-impl Load for Bf16Rows<'_> {
+/// A row of [`Bf16Rows`].
+pub struct Bf16Row<'r> {
+    blocks: &'r [[u16; BLOCK]],
+    rest: &'r [u16],
+    ahead: usize,
+}
+
+impl Memory for Bf16Rows<'_> {
+    type Row<'r>
+        = Bf16Row<'r>
+    where
+        Self: 'r;
+
     #[inline(always)]
-    fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
-        prefetch(l, self.data, row * self.columns + at, self.ahead);
+    fn row(&mut self, row: usize, columns: usize) -> Bf16Row<'_> {
+        let (blocks, rest) = self.data[row * columns..(row + 1) * columns].as_chunks();
+        Bf16Row { blocks, rest, ahead: self.ahead }
+    }
+}
+
+impl Row for Bf16Row<'_> {
+    #[inline(always)]
+    fn block<L: Lanes>(&self, l: L, j: usize) -> L::V {
+        l.load_bf16(&self.blocks[j])
     }
 
     #[inline(always)]
-    fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
-        l.load_bf16(block(self.data, row * self.columns + at))
-    }
-
-    #[inline(always)]
-    fn part<L: Lanes>(&self, l: L, row: usize, at: usize, n: usize) -> L::V {
+    fn rest<L: Lanes>(&self, l: L) -> L::V {
         let mut v = [0f32; BLOCK];
-        let from = row * self.columns + at;
-        super::vector::load_bf16(&mut v[..n], &self.data[from..from + n]);
+        vector::load_bf16(&mut v, self.rest);
         l.load(&v)
     }
-}
 
-impl Load for Tile {
     #[inline(always)]
-    fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
-        l.load(block(&self.values, row * self.padded + at))
+    fn set_block<L: Lanes>(&mut self, _l: L, _j: usize, _v: L::V) {
+        debug_assert!(false, "these rows are only read");
     }
 
     #[inline(always)]
-    fn part<L: Lanes>(&self, l: L, row: usize, at: usize, _n: usize) -> L::V {
-        self.block(l, row, at)
-    }
-}
-
-impl Store for Tile {
-    #[inline(always)]
-    fn set_block<L: Lanes>(&mut self, l: L, row: usize, at: usize, v: L::V) {
-        l.store(v, block_mut(&mut self.values, row * self.padded + at));
+    fn set_rest(&mut self, _v: &[f32; BLOCK]) {
+        debug_assert!(false, "these rows are only read");
     }
 
     #[inline(always)]
-    fn set_part(&mut self, row: usize, at: usize, v: &[f32]) {
-        let from = row * self.padded + at;
-        self.values[from..from + v.len()].copy_from_slice(v);
-    }
-}
-
-/// Rows that can be both.
-pub trait Memory: Load + Store {}
-
-impl<M: Load + Store> Memory for M {}
-
-/// Where rows come from and where they go.
-pub trait Rows: Load + Store {}
-
-/// Back to where they came from.
-pub struct InPlace<'a, M>(pub &'a mut M);
-
-/// To another place.
-pub struct Moved<'a, A, B>(pub &'a A, pub &'a mut B);
-
-/// Nowhere.
-pub struct ReadOnly<'a, A>(pub &'a A);
-
-macro_rules! rows {
-    ($ty:ty, $($bounds:tt)*) => {
-        impl<$($bounds)*> Load for $ty {
-            #[inline(always)]
-            fn block<L: Lanes>(&self, l: L, row: usize, at: usize) -> L::V {
-                self.0.block(l, row, at)
-            }
-
-            #[inline(always)]
-            fn part<L: Lanes>(&self, l: L, row: usize, at: usize, n: usize) -> L::V {
-                self.0.part(l, row, at, n)
-            }
-
-            #[inline(always)]
-            fn prefetch<L: Lanes>(&self, l: L, row: usize, at: usize) {
-                self.0.prefetch(l, row, at);
-            }
+    fn prefetch<L: Lanes>(&self, l: L, j: usize) {
+        if self.ahead > 0 {
+            prefetch(l, &self.blocks[j], self.ahead);
         }
-
-        impl<$($bounds)*> Rows for $ty {}
-    };
-}
-rows!(InPlace<'_, M>, M: Load + Store);
-rows!(Moved<'_, A, B>, A: Load, B: Store);
-rows!(ReadOnly<'_, A>, A: Load);
-
-impl<M: Store> Store for InPlace<'_, M> {
-    #[inline(always)]
-    fn set_block<L: Lanes>(&mut self, l: L, row: usize, at: usize, v: L::V) {
-        self.0.set_block(l, row, at, v);
-    }
-
-    #[inline(always)]
-    fn set_part(&mut self, row: usize, at: usize, v: &[f32]) {
-        self.0.set_part(row, at, v);
     }
 }
 
-impl<A, B: Store> Store for Moved<'_, A, B> {
-    #[inline(always)]
-    fn set_block<L: Lanes>(&mut self, l: L, row: usize, at: usize, v: L::V) {
-        self.1.set_block(l, row, at, v);
-    }
+/// A row of a [`Tile`]; its rest is a whole block with zeros behind.
+pub struct TileRow<'r> {
+    blocks: &'r mut [[f32; BLOCK]],
+    whole: usize,
+}
+
+impl Memory for Tile {
+    type Row<'r> = TileRow<'r>;
 
     #[inline(always)]
-    fn set_part(&mut self, row: usize, at: usize, v: &[f32]) {
-        self.1.set_part(row, at, v);
+    fn row(&mut self, row: usize, columns: usize) -> TileRow<'_> {
+        let (blocks, _) = part(&mut self.values, row, padded(columns));
+        TileRow { blocks, whole: columns / BLOCK }
     }
 }
 
-impl<A> Store for ReadOnly<'_, A> {
+impl Row for TileRow<'_> {
     #[inline(always)]
-    fn set_block<L: Lanes>(&mut self, _l: L, _row: usize, _at: usize, _v: L::V) {}
+    fn block<L: Lanes>(&self, l: L, j: usize) -> L::V {
+        l.load(&self.blocks[j])
+    }
 
     #[inline(always)]
-    fn set_part(&mut self, _row: usize, _at: usize, _v: &[f32]) {}
+    fn rest<L: Lanes>(&self, l: L) -> L::V {
+        l.load(&self.blocks[self.whole])
+    }
+
+    #[inline(always)]
+    fn set_block<L: Lanes>(&mut self, l: L, j: usize, v: L::V) {
+        l.store(v, &mut self.blocks[j]);
+    }
+
+    #[inline(always)]
+    fn set_rest(&mut self, v: &[f32; BLOCK]) {
+        self.blocks[self.whole] = *v;
+    }
+}
+
+/// No rows: the memory of a call that only uses the tile.
+pub struct NoMemory;
+
+/// A row of [`NoMemory`].
+pub struct NoRow;
+
+impl Memory for NoMemory {
+    type Row<'r> = NoRow;
+
+    #[inline(always)]
+    fn row(&mut self, _row: usize, _columns: usize) -> NoRow {
+        NoRow
+    }
+}
+
+impl Row for NoRow {
+    #[inline(always)]
+    fn block<L: Lanes>(&self, l: L, _j: usize) -> L::V {
+        l.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn rest<L: Lanes>(&self, l: L) -> L::V {
+        l.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn set_block<L: Lanes>(&mut self, _l: L, _j: usize, _v: L::V) {}
+
+    #[inline(always)]
+    fn set_rest(&mut self, _v: &[f32; BLOCK]) {}
+}
+
+/// Rows that are changed where they are.
+struct InPlace<'a, M>(&'a mut M);
+
+/// Rows that come from one place and go to another.
+struct Moved<'a, A, B>(&'a mut A, &'a mut B);
+
+/// Rows that are not written.
+struct ReadOnly<'a, M>(&'a mut M);
+
+/// A row of [`Moved`] and [`ReadOnly`].
+struct Pair<A, B>(A, B);
+
+impl<A: Row, B: Row> Row for Pair<A, B> {
+    #[inline(always)]
+    fn block<L: Lanes>(&self, l: L, j: usize) -> L::V {
+        self.0.block(l, j)
+    }
+
+    #[inline(always)]
+    fn rest<L: Lanes>(&self, l: L) -> L::V {
+        self.0.rest(l)
+    }
+
+    #[inline(always)]
+    fn set_block<L: Lanes>(&mut self, l: L, j: usize, v: L::V) {
+        self.1.set_block(l, j, v);
+    }
+
+    #[inline(always)]
+    fn set_rest(&mut self, v: &[f32; BLOCK]) {
+        self.1.set_rest(v);
+    }
+
+    #[inline(always)]
+    fn prefetch<L: Lanes>(&self, l: L, j: usize) {
+        self.0.prefetch(l, j);
+    }
+}
+
+impl<M: Memory> Memory for InPlace<'_, M> {
+    type Row<'r>
+        = M::Row<'r>
+    where
+        Self: 'r;
+
+    #[inline(always)]
+    fn row(&mut self, row: usize, columns: usize) -> M::Row<'_> {
+        self.0.row(row, columns)
+    }
+}
+
+impl<A: Memory, B: Memory> Memory for Moved<'_, A, B> {
+    type Row<'r>
+        = Pair<A::Row<'r>, B::Row<'r>>
+    where
+        Self: 'r;
+
+    #[inline(always)]
+    fn row(&mut self, row: usize, columns: usize) -> Self::Row<'_> {
+        Pair(self.0.row(row, columns), self.1.row(row, columns))
+    }
+}
+
+impl<M: Memory> Memory for ReadOnly<'_, M> {
+    type Row<'r>
+        = Pair<M::Row<'r>, NoRow>
+    where
+        Self: 'r;
+
+    #[inline(always)]
+    fn row(&mut self, row: usize, columns: usize) -> Self::Row<'_> {
+        Pair(self.0.row(row, columns), NoRow)
+    }
 }
 
 /// Size of a tile.
@@ -398,24 +482,31 @@ pub struct Size {
 }
 
 /// What a pass does to every block of a tile.
-trait Change {
-    /// The new values of 32 columns of a row.
-    fn apply<L: Lanes>(&self, l: L, row: usize, j: usize, s: L::V) -> L::V;
+trait Change: Copy {
+    /// What it does to a row.
+    type Row<L: Lanes>: ChangeRow<L>;
+    /// Gets ready for a row.
+    fn row<L: Lanes>(self, l: L, row: usize) -> Self::Row<L>;
+}
+
+trait ChangeRow<L: Lanes> {
+    /// The new values of block `j`.
+    fn apply(&self, l: L, j: usize, s: L::V) -> L::V;
 }
 
 /// What a pass multiplies the new values with.
-trait Against {
+trait Against: Copy {
     /// Whether there is anything.
     const ANY: bool;
     /// Adds the block's products to the row's classes.
-    fn add<L: Lanes>(&self, l: L, j: usize, s: L::V, classes: L::V) -> L::V;
+    fn add<L: Lanes>(self, l: L, j: usize, s: L::V, classes: L::V) -> L::V;
 }
 
 impl Against for () {
     const ANY: bool = false;
 
     #[inline(always)]
-    fn add<L: Lanes>(&self, _l: L, _j: usize, _s: L::V, classes: L::V) -> L::V {
+    fn add<L: Lanes>(self, _l: L, _j: usize, _s: L::V, classes: L::V) -> L::V {
         classes
     }
 }
@@ -424,38 +515,40 @@ impl Against for &Columns {
     const ANY: bool = true;
 
     #[inline(always)]
-    fn add<L: Lanes>(&self, l: L, j: usize, s: L::V, classes: L::V) -> L::V {
-        l.fma(s, l.load(self.block(j)), classes)
+    fn add<L: Lanes>(self, l: L, j: usize, s: L::V, classes: L::V) -> L::V {
+        l.fma(s, l.load(&self.blocks()[j]), classes)
     }
 }
 
 /// As `&Columns`, of the values' high planes.
+#[derive(Clone, Copy)]
 struct HighPlane<'a>(&'a Columns);
 
 impl Against for HighPlane<'_> {
     const ANY: bool = true;
 
     #[inline(always)]
-    fn add<L: Lanes>(&self, l: L, j: usize, s: L::V, classes: L::V) -> L::V {
-        l.fma(l.high(s), l.load(self.0.block(j)), classes)
+    fn add<L: Lanes>(self, l: L, j: usize, s: L::V, classes: L::V) -> L::V {
+        l.fma(l.high(s), l.load(&self.0.blocks()[j]), classes)
     }
 }
 
 /// Goes over a tile once: changes every block, and returns every new row's canonical dot product.
-struct Pass<'a, R, C, A> {
+struct Pass<R, C, A> {
     size: Size,
-    rows: &'a mut R,
-    change: &'a C,
+    rows: R,
+    change: C,
     against: A,
 }
 
-impl<R: Rows, C: Change, A: Against> Task for Pass<'_, R, C, A> {
+impl<R: Memory, C: Change, A: Against> Task for Pass<R, C, A> {
     type Output = [f32; TILE_ROWS];
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) -> [f32; TILE_ROWS] {
-        let (size, mut out) = (self.size, [0f32; TILE_ROWS]);
-        let (whole, rest) = (size.columns / BLOCK, size.columns % BLOCK);
+        let Pass { size, mut rows, change, against } = self;
+        let (columns, whole, rest) = (size.columns, (size.columns / BLOCK).min(MAX_BLOCKS), size.columns % BLOCK);
+        let mut out = [0f32; TILE_ROWS];
         for (group, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let first = 4 * group;
             if first >= size.rows {
@@ -463,23 +556,22 @@ impl<R: Rows, C: Change, A: Against> Task for Pass<'_, R, C, A> {
             }
             let mut classes = [l.splat(0.0); 4];
             for i in 0..4.min(size.rows - first) {
-                let row = first + i;
+                let (mut row, change) = (rows.row(first + i, columns), change.row(l, first + i));
                 let mut sums = l.splat(0.0);
                 for j in 0..whole {
-                    self.rows.prefetch(l, row, j * BLOCK);
-                    let s = self.change.apply(l, row, j, self.rows.block(l, row, j * BLOCK));
-                    self.rows.set_block(l, row, j * BLOCK, s);
-                    sums = self.against.add(l, j, s, sums);
+                    row.prefetch(l, j);
+                    let s = change.apply(l, j, row.block(l, j));
+                    row.set_block(l, j, s);
+                    sums = against.add(l, j, s, sums);
                 }
                 if rest > 0 {
-                    let at = whole * BLOCK;
-                    let s = self.change.apply(l, row, whole, self.rows.part(l, row, at, rest));
+                    let s = change.apply(l, whole, row.rest(l));
                     let mut values = [0f32; BLOCK];
                     l.store(s, &mut values);
                     // Whatever the inputs are, the padding stays zero.
                     values[rest..].fill(0.0);
-                    self.rows.set_part(row, at, &values[..rest]);
-                    sums = self.against.add(l, whole, l.load(&values), sums);
+                    row.set_rest(&values);
+                    sums = against.add(l, whole, l.load(&values), sums);
                 }
                 classes[i] = sums;
             }
@@ -491,23 +583,30 @@ impl<R: Rows, C: Change, A: Against> Task for Pass<'_, R, C, A> {
     }
 }
 
+/// Blocks of the widest row.
+const MAX_BLOCKS: usize = MAX_COLUMNS / BLOCK;
+
 #[inline(always)]
-fn pass<L: Lanes>(
-    l: L,
-    size: Size,
-    rows: &mut impl Rows,
-    change: &impl Change,
-    against: impl Against,
-) -> [f32; TILE_ROWS] {
+fn pass<L: Lanes>(l: L, size: Size, rows: impl Memory, change: impl Change, against: impl Against) -> [f32; TILE_ROWS] {
     l.run(Pass { size, rows, change, against })
 }
 
 /// Nothing changes.
+#[derive(Clone, Copy)]
 struct Same;
 
 impl Change for Same {
+    type Row<L: Lanes> = Same;
+
     #[inline(always)]
-    fn apply<L: Lanes>(&self, _l: L, _row: usize, _j: usize, s: L::V) -> L::V {
+    fn row<L: Lanes>(self, _l: L, _row: usize) -> Same {
+        self
+    }
+}
+
+impl<L: Lanes> ChangeRow<L> for Same {
+    #[inline(always)]
+    fn apply(&self, _l: L, _j: usize, s: L::V) -> L::V {
         s
     }
 }
@@ -542,15 +641,57 @@ pub struct Mamba2Tokens<'a> {
     pub xd: &'a [[f32; TILE_ROWS]],
 }
 
-impl Change for Mamba2Tokens<'_> {
+impl<'a> Change for Mamba2Tokens<'a> {
+    type Row<L: Lanes> = (Self, usize);
+
     #[inline(always)]
-    fn apply<L: Lanes>(&self, l: L, row: usize, j: usize, mut s: L::V) -> L::V {
-        for ((d, b), xd) in self.decays.iter().zip(self.b).zip(self.xd) {
-            let factor = l.splat(d.factor);
-            s = if d.slow { l.fma(s, factor, s) } else { l.mul(s, factor) };
-            s = l.fma(l.splat(xd[row % TILE_ROWS]), l.load(b.block(j)), s);
+    fn row<L: Lanes>(self, _l: L, row: usize) -> (Self, usize) {
+        (self, row % TILE_ROWS)
+    }
+}
+
+impl<L: Lanes> ChangeRow<L> for (Mamba2Tokens<'_>, usize) {
+    #[inline(always)]
+    fn apply(&self, l: L, j: usize, mut s: L::V) -> L::V {
+        let (Mamba2Tokens { decays, b, xd }, row) = *self;
+        let n = decays.len();
+        let (b, xd) = (&b[..n], &xd[..n]);
+        for i in 0..n {
+            let factor = l.splat(decays[i].factor);
+            s = if decays[i].slow { l.fma(s, factor, s) } else { l.mul(s, factor) };
+            s = l.fma(l.splat(xd[i][row]), l.load(&b[i].blocks()[j]), s);
         }
         s
+    }
+}
+
+/// One token: its decay, and B with `dt x`.
+#[derive(Clone, Copy)]
+struct Mamba2Token<'a, D> {
+    decay: D,
+    b: &'a Columns,
+    xd: &'a [f32; TILE_ROWS],
+}
+
+struct Mamba2Row<'a, D, V> {
+    decay: D,
+    b: &'a Columns,
+    xd: V,
+}
+
+impl<'a, D: Change> Change for Mamba2Token<'a, D> {
+    type Row<L: Lanes> = Mamba2Row<'a, D::Row<L>, L::V>;
+
+    #[inline(always)]
+    fn row<L: Lanes>(self, l: L, row: usize) -> Self::Row<L> {
+        Mamba2Row { decay: self.decay.row(l, row), b: self.b, xd: l.splat(self.xd[row % TILE_ROWS]) }
+    }
+}
+
+impl<L: Lanes, D: ChangeRow<L>> ChangeRow<L> for Mamba2Row<'_, D, L::V> {
+    #[inline(always)]
+    fn apply(&self, l: L, j: usize, s: L::V) -> L::V {
+        l.fma(self.xd, l.load(&self.b.blocks()[j]), self.decay.apply(l, j, s))
     }
 }
 
@@ -568,43 +709,93 @@ pub struct DeltaTokens<'a> {
 }
 
 /// `S = fma(u, k, S)`, then a decay.
+#[derive(Clone, Copy)]
 struct RankOneThen<'a, D> {
     u: &'a [f32; TILE_ROWS],
     k: &'a Columns,
     decay: D,
 }
 
-impl<D: Change> Change for RankOneThen<'_, D> {
+struct RankOneRow<'a, D, V> {
+    u: V,
+    k: &'a Columns,
+    decay: D,
+}
+
+impl<'a, D: Change> Change for RankOneThen<'a, D> {
+    type Row<L: Lanes> = RankOneRow<'a, D::Row<L>, L::V>;
+
     #[inline(always)]
-    fn apply<L: Lanes>(&self, l: L, row: usize, j: usize, s: L::V) -> L::V {
-        let s = l.fma(l.splat(self.u[row % TILE_ROWS]), l.load(self.k.block(j)), s);
-        self.decay.apply(l, row, j, s)
+    fn row<L: Lanes>(self, l: L, row: usize) -> Self::Row<L> {
+        RankOneRow { u: l.splat(self.u[row % TILE_ROWS]), k: self.k, decay: self.decay.row(l, row) }
     }
 }
 
+impl<L: Lanes, D: ChangeRow<L>> ChangeRow<L> for RankOneRow<'_, D, L::V> {
+    #[inline(always)]
+    fn apply(&self, l: L, j: usize, s: L::V) -> L::V {
+        self.decay.apply(l, j, l.fma(self.u, l.load(&self.k.blocks()[j]), s))
+    }
+}
+
+/// The decays of a token: `fma(S, f, S)`, `S f`, or either for each column.
+#[derive(Clone, Copy)]
 struct Slow(f32);
+#[derive(Clone, Copy)]
 struct Fast(f32);
+#[derive(Clone, Copy)]
 struct PerColumn<'a>(&'a Columns, &'a Columns);
 
+struct SlowRow<V>(V);
+struct FastRow<V>(V);
+
 impl Change for Slow {
+    type Row<L: Lanes> = SlowRow<L::V>;
+
     #[inline(always)]
-    fn apply<L: Lanes>(&self, l: L, _row: usize, _j: usize, s: L::V) -> L::V {
-        l.fma(s, l.splat(self.0), s)
+    fn row<L: Lanes>(self, l: L, _row: usize) -> SlowRow<L::V> {
+        SlowRow(l.splat(self.0))
+    }
+}
+
+impl<L: Lanes> ChangeRow<L> for SlowRow<L::V> {
+    #[inline(always)]
+    fn apply(&self, l: L, _j: usize, s: L::V) -> L::V {
+        l.fma(s, self.0, s)
     }
 }
 
 impl Change for Fast {
+    type Row<L: Lanes> = FastRow<L::V>;
+
     #[inline(always)]
-    fn apply<L: Lanes>(&self, l: L, _row: usize, _j: usize, s: L::V) -> L::V {
-        l.mul(s, l.splat(self.0))
+    fn row<L: Lanes>(self, l: L, _row: usize) -> FastRow<L::V> {
+        FastRow(l.splat(self.0))
     }
 }
 
-impl Change for PerColumn<'_> {
+impl<L: Lanes> ChangeRow<L> for FastRow<L::V> {
+    #[inline(always)]
+    fn apply(&self, l: L, _j: usize, s: L::V) -> L::V {
+        l.mul(s, self.0)
+    }
+}
+
+impl<'a> Change for PerColumn<'a> {
+    type Row<L: Lanes> = PerColumn<'a>;
+
+    #[inline(always)]
+    fn row<L: Lanes>(self, _l: L, _row: usize) -> PerColumn<'a> {
+        self
+    }
+}
+
+impl<L: Lanes> ChangeRow<L> for PerColumn<'_> {
     /// `fma(s, f, s)` where slow; where fast, `fma(s, f, -0)`, which is `s f` to the last bit and sign.
     #[inline(always)]
-    fn apply<L: Lanes>(&self, l: L, _row: usize, j: usize, s: L::V) -> L::V {
-        l.fma(s, l.load(self.0.block(j)), l.or_minus_zero(s, l.load(self.1.block(j))))
+    fn apply(&self, l: L, j: usize, s: L::V) -> L::V {
+        let (factors, slow) = (&self.0.blocks()[j], &self.1.blocks()[j]);
+        l.fma(s, l.load(factors), l.or_minus_zero(s, l.load(slow)))
     }
 }
 
@@ -613,23 +804,21 @@ impl Change for PerColumn<'_> {
 fn decayed<L: Lanes>(
     l: L,
     size: Size,
-    rows: &mut impl Rows,
+    rows: impl Memory,
     before: Option<(&[f32; TILE_ROWS], &Columns)>,
     decays: &Decays,
     k: &Columns,
 ) -> [f32; TILE_ROWS] {
     match (before, decays) {
-        (None, Decays::Head(d)) if d.slow => pass(l, size, rows, &Slow(d.factor), k),
-        (None, Decays::Head(d)) => pass(l, size, rows, &Fast(d.factor), k),
-        (None, Decays::Columns(f, slow)) => pass(l, size, rows, &PerColumn(f, slow), k),
+        (None, Decays::Head(d)) if d.slow => pass(l, size, rows, Slow(d.factor), k),
+        (None, Decays::Head(d)) => pass(l, size, rows, Fast(d.factor), k),
+        (None, Decays::Columns(f, slow)) => pass(l, size, rows, PerColumn(f, slow), k),
         (Some((u, last)), Decays::Head(d)) if d.slow => {
-            pass(l, size, rows, &RankOneThen { u, k: last, decay: Slow(d.factor) }, k)
+            pass(l, size, rows, RankOneThen { u, k: last, decay: Slow(d.factor) }, k)
         }
-        (Some((u, last)), Decays::Head(d)) => {
-            pass(l, size, rows, &RankOneThen { u, k: last, decay: Fast(d.factor) }, k)
-        }
+        (Some((u, last)), Decays::Head(d)) => pass(l, size, rows, RankOneThen { u, k: last, decay: Fast(d.factor) }, k),
         (Some((u, last)), Decays::Columns(f, slow)) => {
-            pass(l, size, rows, &RankOneThen { u, k: last, decay: PerColumn(f, slow) }, k)
+            pass(l, size, rows, RankOneThen { u, k: last, decay: PerColumn(f, slow) }, k)
         }
     }
 }
@@ -667,24 +856,45 @@ pub fn mamba2<L: Lanes>(
     tokens: Mamba2Tokens<'_>,
     output: Output<'_>,
 ) -> [f32; TILE_ROWS] {
+    let one = match (tokens.decays, tokens.b, tokens.xd) {
+        ([d], [b], [xd]) => Some((d, b, xd)),
+        _ => None,
+    };
+    match one {
+        Some((d, b, xd)) if d.slow => {
+            placed(l, size, memory, tile, from, to, Mamba2Token { decay: Slow(d.factor), b, xd }, output)
+        }
+        Some((d, b, xd)) => {
+            placed(l, size, memory, tile, from, to, Mamba2Token { decay: Fast(d.factor), b, xd }, output)
+        }
+        None => placed(l, size, memory, tile, from, to, tokens, output),
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "a tile, where it is and what happens to it")]
+#[inline(always)]
+fn placed<L: Lanes>(
+    l: L,
+    size: Size,
+    memory: &mut impl Memory,
+    tile: &mut Tile,
+    from: Source,
+    to: Target,
+    change: impl Change,
+    output: Output<'_>,
+) -> [f32; TILE_ROWS] {
     match (from, to) {
-        (Source::Memory, Target::Memory) => changed(l, size, &mut InPlace(memory), &tokens, output),
-        (Source::Memory, Target::Tile) => changed(l, size, &mut Moved(memory, tile), &tokens, output),
-        (Source::Memory, Target::Nowhere) => changed(l, size, &mut ReadOnly(memory), &tokens, output),
-        (Source::Tile, Target::Memory) => changed(l, size, &mut Moved(tile, memory), &tokens, output),
-        (Source::Tile, Target::Tile) => changed(l, size, &mut InPlace(tile), &tokens, output),
-        (Source::Tile, Target::Nowhere) => changed(l, size, &mut ReadOnly(tile), &tokens, output),
+        (Source::Memory, Target::Memory) => changed(l, size, InPlace(memory), change, output),
+        (Source::Memory, Target::Tile) => changed(l, size, Moved(memory, tile), change, output),
+        (Source::Memory, Target::Nowhere) => changed(l, size, ReadOnly(memory), change, output),
+        (Source::Tile, Target::Memory) => changed(l, size, Moved(tile, memory), change, output),
+        (Source::Tile, Target::Tile) => changed(l, size, InPlace(tile), change, output),
+        (Source::Tile, Target::Nowhere) => changed(l, size, ReadOnly(tile), change, output),
     }
 }
 
 #[inline(always)]
-fn changed<L: Lanes>(
-    l: L,
-    size: Size,
-    rows: &mut impl Rows,
-    change: &impl Change,
-    output: Output<'_>,
-) -> [f32; TILE_ROWS] {
+fn changed<L: Lanes>(l: L, size: Size, rows: impl Memory, change: impl Change, output: Output<'_>) -> [f32; TILE_ROWS] {
     match output {
         Output::None => pass(l, size, rows, change, ()),
         Output::Value(c) => pass(l, size, rows, change, c),
@@ -710,9 +920,9 @@ pub fn delta<L: Lanes>(
     let mut last: Option<&Columns> = None;
     for (((decays, k), &beta), v) in tokens.decays.iter().zip(tokens.k).zip(tokens.beta).zip(tokens.v) {
         let predicted = match (last, from) {
-            (Some(last), _) => decayed(l, size, &mut InPlace(tile), Some((&u, last)), decays, k),
-            (None, Source::Memory) => decayed(l, size, &mut Moved(memory, tile), None, decays, k),
-            (None, Source::Tile) => decayed(l, size, &mut InPlace(tile), None, decays, k),
+            (Some(last), _) => decayed(l, size, InPlace(tile), Some((&u, last)), decays, k),
+            (None, Source::Memory) => decayed(l, size, Moved(memory, tile), None, decays, k),
+            (None, Source::Tile) => decayed(l, size, InPlace(tile), None, decays, k),
         };
         for r in 0..TILE_ROWS {
             u[r] = beta * (v[r] - predicted[r]);
@@ -720,22 +930,22 @@ pub fn delta<L: Lanes>(
         last = Some(k);
     }
     let Some(k) = last else { return (u, [0.0; TILE_ROWS]) };
-    let change = &RankOneThen { u: &u, k, decay: Same };
+    let change = RankOneThen { u: &u, k, decay: Same };
     let out = match to {
-        Target::Memory => changed(l, size, &mut Moved(tile, memory), change, output),
-        Target::Tile => changed(l, size, &mut InPlace(tile), change, output),
-        Target::Nowhere => changed(l, size, &mut ReadOnly(tile), change, output),
+        Target::Memory => changed(l, size, Moved(tile, memory), change, output),
+        Target::Tile => changed(l, size, InPlace(tile), change, output),
+        Target::Nowhere => changed(l, size, ReadOnly(tile), change, output),
     };
     (u, out)
 }
 
 /// Canonical dot products of all rows with up to `vectors.len()` vectors; `out` has as many.
 #[inline(always)]
-pub fn dots<L: Lanes>(l: L, size: Size, rows: &impl Load, vectors: &[&Columns], out: &mut [[f32; TILE_ROWS]]) {
+pub fn dots<L: Lanes>(l: L, size: Size, rows: &mut impl Memory, vectors: &[&Columns], out: &mut [[f32; TILE_ROWS]]) {
     for (vectors, out) in vectors.chunks(2).zip(out.chunks_mut(2)) {
         match (vectors, out) {
             ([a, b], [to_a, to_b]) => l.run(TwoDots { size, rows, with: [a, b], to: [to_a, to_b] }),
-            ([a], [to_a]) => *to_a = pass(l, size, &mut ReadOnly(rows), &Same, *a),
+            ([a], [to_a]) => *to_a = pass(l, size, ReadOnly(rows), Same, *a),
             _ => {}
         }
     }
@@ -743,38 +953,39 @@ pub fn dots<L: Lanes>(l: L, size: Size, rows: &impl Load, vectors: &[&Columns], 
 
 struct TwoDots<'a, R> {
     size: Size,
-    rows: &'a R,
+    rows: &'a mut R,
     with: [&'a Columns; 2],
     to: [&'a mut [f32; TILE_ROWS]; 2],
 }
 
-impl<R: Load> Task for TwoDots<'_, R> {
+impl<R: Memory> Task for TwoDots<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        let (size, [a, b], [to_a, to_b]) = (self.size, self.with, self.to);
-        let (whole, rest) = (size.columns / BLOCK, size.columns % BLOCK);
-        for (group, (to_a, to_b)) in
-            to_a.as_chunks_mut::<4>().0.iter_mut().zip(to_b.as_chunks_mut::<4>().0.iter_mut()).enumerate()
-        {
+        let TwoDots { size, rows, with: [a, b], to: [to_a, to_b] } = self;
+        let (columns, whole, rest) = (size.columns, (size.columns / BLOCK).min(MAX_BLOCKS), size.columns % BLOCK);
+        let (a, b) = (a.blocks(), b.blocks());
+        let to = to_a.as_chunks_mut::<4>().0.iter_mut().zip(to_b.as_chunks_mut::<4>().0.iter_mut());
+        for (group, (to_a, to_b)) in to.enumerate() {
             let first = 4 * group;
             if first >= size.rows {
                 break;
             }
             let (mut with_a, mut with_b) = ([l.splat(0.0); 4], [l.splat(0.0); 4]);
             for i in 0..4.min(size.rows - first) {
+                let row = rows.row(first + i, columns);
                 let (mut sum_a, mut sum_b) = (l.splat(0.0), l.splat(0.0));
                 for j in 0..whole {
-                    self.rows.prefetch(l, first + i, j * BLOCK);
-                    let s = self.rows.block(l, first + i, j * BLOCK);
-                    sum_a = l.fma(s, l.load(a.block(j)), sum_a);
-                    sum_b = l.fma(s, l.load(b.block(j)), sum_b);
+                    row.prefetch(l, j);
+                    let s = row.block(l, j);
+                    sum_a = l.fma(s, l.load(&a[j]), sum_a);
+                    sum_b = l.fma(s, l.load(&b[j]), sum_b);
                 }
                 if rest > 0 {
-                    let s = self.rows.part(l, first + i, whole * BLOCK, rest);
-                    sum_a = l.fma(s, l.load(a.block(whole)), sum_a);
-                    sum_b = l.fma(s, l.load(b.block(whole)), sum_b);
+                    let s = row.rest(l);
+                    sum_a = l.fma(s, l.load(&a[whole]), sum_a);
+                    sum_b = l.fma(s, l.load(&b[whole]), sum_b);
                 }
                 (with_a[i], with_b[i]) = (sum_a, sum_b);
             }
@@ -812,12 +1023,12 @@ mod tests {
         xd[0] = f32::INFINITY;
         let tokens = Mamba2Tokens { decays: &[Decay::new(-0.5)], b: &[b.clone()], xd: &[xd] };
         let size = Size { rows: 2, columns: 5 };
-        let mut nothing = Tile::zero(2, 5);
+        let mut nothing = NoMemory;
         let out =
             mamba2(Portable, size, &mut nothing, &mut tile, Source::Tile, Target::Tile, tokens, Output::Value(&b));
         assert_eq!(out[..2], [f32::INFINITY, 0.0]);
         let mut again = [[0f32; TILE_ROWS]];
-        dots(Portable, size, &tile, &[&b], &mut again);
+        dots(Portable, size, &mut tile, &[&b], &mut again);
         assert_eq!(again[0][..2], [f32::INFINITY, 0.0]);
     }
 }

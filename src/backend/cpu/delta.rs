@@ -518,17 +518,17 @@ pub(super) fn run(
 
 #[inline(always)]
 fn work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>) {
-    let mut scratch = Scratch::new(kernel.dims.k);
+    let (mut scratch, mut seen) = (Scratch::new(kernel.dims.k), Seen::new());
     for item in items {
         let (row, unit) = (item / per_row, (item % per_row) as usize);
         if kernel.batch.keep_tail == 0 {
-            kernel.head(row, unit, &mut scratch);
+            kernel.head(row, unit, &mut scratch, &mut seen);
             continue;
         }
         let mut any = None;
         for head in 0..kernel.dims.v_heads {
             if kernel.dims.qk_head(head) == unit {
-                any = kernel.head(row, head, &mut scratch).or(any);
+                any = kernel.head(row, head, &mut scratch, &mut seen).or(any);
             }
         }
         if let Some(at) = any {
@@ -700,7 +700,7 @@ impl<'a> Kernel<'a> {
 
     /// Everything that one head of one row does. None if the row was null, empty or faulty.
     #[inline(always)]
-    fn head(&self, row: i64, head: usize, scratch: &mut Scratch) -> Option<Live<'_>> {
+    fn head(&self, row: i64, head: usize, scratch: &mut Scratch, seen: &mut Seen) -> Option<Live<'_>> {
         let (slots, batch) = (self.slots, self.batch);
         let (span, slot, ring) = match resolve(slots, batch, row, self.pool.index, self.layer, head == 0) {
             Row::Null(span) => {
@@ -752,7 +752,7 @@ impl<'a> Kernel<'a> {
                             self.serial(&tokens, tile, tag + folds, 0..span.len, scratch);
                         }
                     } else {
-                        self.parallel(&tokens, tiles, folds, scratch);
+                        self.parallel(&tokens, tiles, folds, scratch, seen);
                     }
                 }
             }
@@ -819,13 +819,20 @@ impl<'a> Kernel<'a> {
 
     /// The parallel form for tiles that stand at one tag, of which the first `folds` records are folded first.
     #[inline(always)]
-    fn parallel(&self, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch) {
+    fn parallel(&self, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch, seen: &mut Seen) {
         let kernel = self;
-        dispatch!(self.isa, Kernel::parallel_compiled; kernel: &Kernel<'_>, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch);
+        dispatch!(self.isa, Kernel::parallel_compiled; kernel: &Kernel<'_>, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch, seen: &mut Seen);
     }
 
     #[inline(always)]
-    fn parallel_compiled(&self, tokens: &Tokens<'_>, tiles: Range<usize>, folds: i64, scratch: &mut Scratch) {
+    fn parallel_compiled(
+        &self,
+        tokens: &Tokens<'_>,
+        tiles: Range<usize>,
+        folds: i64,
+        scratch: &mut Scratch,
+        seen: &mut Seen,
+    ) {
         let (at, tag) = (tokens.at, scratch.tag);
         let state = &at.state;
         let checkpoint = &state.checkpoint;
@@ -836,11 +843,10 @@ impl<'a> Kernel<'a> {
         for block in (0..count).step_by(BLOCK) {
             let n = (count - block).min(BLOCK);
             // Per token: k and q as the checkpoint sees them, and the weights of every record and token up to it.
-            let mut seen = Seen::new();
             scratch.cache.hold(tokens, block, block + n - 1);
             match self.dims.kind {
-                DeltaKind::Gdn => self.weigh_by_head(tokens, folds as usize, length, block, n, &mut seen, scratch),
-                DeltaKind::Kda => self.weigh_by_column(tokens, folds as usize, length, block, n, &mut seen, scratch),
+                DeltaKind::Gdn => self.weigh_by_head(tokens, folds as usize, length, block, n, seen, scratch),
+                DeltaKind::Kda => self.weigh_by_column(tokens, folds as usize, length, block, n, seen, scratch),
             }
             // Checkpoint terms.
             for tile in tiles.clone() {

@@ -9,12 +9,11 @@ use super::lanes::on_lanes;
 use super::raw;
 use crate::dtype::Dtype;
 use crate::replay::config::{Format, MAX_DIM, MAX_MIN_REWIND, MAX_WINDOW, StateDims, TILE_ROWS};
-use crate::replay::lanes::Lanes;
 use crate::replay::launch::{Address, PoolView, SlotsView};
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{rounding_words, to_bf16_stochastic, to_f16, to_f16_stochastic};
 use crate::replay::step::{
-    self, Bf16Rows, Columns, DeltaTokens, F32Rows, Load, Mamba2Tokens, Memory, Output, PlaneRows, Size, Source, Store,
+    self, Bf16Rows, Columns, DeltaTokens, F32Rows, Mamba2Tokens, Memory, NoMemory, Output, PlaneRows, Size, Source,
     Target, Tile,
 };
 use crate::replay::vector;
@@ -181,11 +180,7 @@ impl<'a> Checkpoint<'a> {
     fn f32_rows(&self, tile: usize) -> F32Rows<'_> {
         let (rows, columns) = (self.rows(tile), self.layout.dims.columns);
         // SAFETY: state rows of the checkpoint, one behind the other, which only this item touches.
-        F32Rows {
-            data: unsafe { raw::slice_mut(self.row(rows.start), rows.len() * columns) },
-            columns,
-            ahead: self.ahead(),
-        }
+        F32Rows { data: unsafe { raw::slice_mut(self.row(rows.start), rows.len() * columns) } }
     }
 
     /// The tile's rows in memory.
@@ -197,7 +192,7 @@ impl<'a> Checkpoint<'a> {
         // SAFETY: rows of the high plane, one behind the other, which only this item touches.
         let high = unsafe { raw::slice_mut(high, n) };
         // SAFETY: the same rows of the low plane; the planes do not overlap.
-        PlaneRows { high, low: unsafe { raw::slice_mut(low, n) }, columns, ahead: self.ahead() }
+        PlaneRows { high, low: unsafe { raw::slice_mut(low, n) } }
     }
 
     /// The rows of a high plane, or of a bf16 state.
@@ -209,15 +204,19 @@ impl<'a> Checkpoint<'a> {
             _ => self.row(rows.start),
         };
         // SAFETY: rows of the high plane or of a bf16 checkpoint, one behind the other, which only this item touches.
-        Bf16Rows { data: unsafe { raw::slice(at, rows.len() * columns) }, columns, ahead: self.ahead() }
+        Bf16Rows { data: unsafe { raw::slice(at, rows.len() * columns) }, ahead: self.ahead(tile) }
     }
 
-    /// Elements from a row to the same row of the next head, which comes next; 0 for the last head.
+    /// Elements from a tile's rows in the high plane to the next tile's, in the order in which heads are worked on; 0 behind the
+    /// last. A processor's own prefetching follows a whole state well, but loses a plane where the other one is left out.
     #[inline(always)]
-    fn ahead(&self) -> usize {
+    fn ahead(&self, tile: usize) -> usize {
         let StateDims { heads, rows, columns } = self.layout.dims;
-        let planes = if self.layout.format == Format::Split32 { 2 } else { 1 };
-        if self.head + 1 < heads { planes * rows * columns } else { 0 }
+        match self.layout.format {
+            Format::Split32 if (tile + 1) * TILE_ROWS < rows => TILE_ROWS * columns,
+            Format::Split32 if self.head + 1 < heads => (TILE_ROWS + rows) * columns,
+            _ => 0,
+        }
     }
 
     #[inline(always)]
@@ -352,15 +351,15 @@ impl<'a> Checkpoint<'a> {
         match self.layout.format {
             Format::F32 => {
                 tally.checkpoint_read += read(4);
-                tile_dots(isa, size, &self.f32_rows(tile), vectors, out);
+                tile_dots(isa, size, &mut self.f32_rows(tile), vectors, out);
             }
             Format::Split32 if !high => {
                 tally.checkpoint_read += read(4);
-                tile_dots(isa, size, &self.plane_rows(tile), vectors, out);
+                tile_dots(isa, size, &mut self.plane_rows(tile), vectors, out);
             }
             Format::Split32 | Format::Bf16 => {
                 tally.checkpoint_read += read(2);
-                tile_dots(isa, size, &self.bf16_rows(tile), vectors, out);
+                tile_dots(isa, size, &mut self.bf16_rows(tile), vectors, out);
             }
             Format::F16 => {
                 self.load(tile, state, if just_stored { &mut uncounted } else { tally });
@@ -404,29 +403,6 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
-/// The memory of a call that only uses the tile.
-struct NoMemory;
-
-impl Load for NoMemory {
-    #[inline(always)]
-    fn block<L: Lanes>(&self, l: L, _row: usize, _at: usize) -> L::V {
-        l.splat(0.0)
-    }
-
-    #[inline(always)]
-    fn part<L: Lanes>(&self, l: L, _row: usize, _at: usize, _n: usize) -> L::V {
-        l.splat(0.0)
-    }
-}
-
-impl Store for NoMemory {
-    #[inline(always)]
-    fn set_block<L: Lanes>(&mut self, _l: L, _row: usize, _at: usize, _v: L::V) {}
-
-    #[inline(always)]
-    fn set_part(&mut self, _row: usize, _at: usize, _v: &[f32]) {}
-}
-
 on_lanes! {
     fn mamba2_tile<M: Memory>(
         l;
@@ -458,14 +434,14 @@ on_lanes! {
 }
 
 on_lanes! {
-    fn tile_dots<M: Load>(l; size: Size, rows: &M, vectors: &[&Columns], out: &mut [[f32; TILE_ROWS]]) -> () {
+    fn tile_dots<M: Memory>(l; size: Size, rows: &mut M, vectors: &[&Columns], out: &mut [[f32; TILE_ROWS]]) -> () {
         step::dots(l, size, rows, vectors, out);
     }
 }
 
 /// What [`Output::High`] asks of a tile that was rounded as it was stored: a 16-bit state is its own high plane.
 #[inline(always)]
-fn rounded_output(isa: Isa, size: Size, tile: &Tile, output: Output<'_>) -> Option<[f32; TILE_ROWS]> {
+fn rounded_output(isa: Isa, size: Size, tile: &mut Tile, output: Output<'_>) -> Option<[f32; TILE_ROWS]> {
     let Output::High(c) = output else { return None };
     let mut out = [[0f32; TILE_ROWS]];
     tile_dots(isa, size, tile, &[c], &mut out);
