@@ -56,7 +56,7 @@ pub(super) use on_lanes;
 mod tests {
     use super::super::isa::Isa;
     use crate::replay::config::TILE_ROWS;
-    use crate::replay::lanes::{BLOCK, Lanes, Portable};
+    use crate::replay::lanes::BLOCK;
     use crate::replay::numerics::reduce;
 
     /// What every operation makes of some blocks, bit by bit.
@@ -123,7 +123,6 @@ mod tests {
     #[test]
     fn every_operation_is_the_same_in_every_instruction_set() {
         assert_eq!(TILE_ROWS % 4, 0);
-        let _ = Portable;
         for seed in 0..2000u32 {
             let all = Isa::available().into_iter().map(|isa| {
                 let mut seen = Seen(Vec::new());

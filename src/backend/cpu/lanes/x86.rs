@@ -334,19 +334,24 @@ impl Lanes for Avx2 {
         };
         simd! {
             // xor 2 and 1, four rows at a time; then xor 8, then 16.
-            let mut halves = [_mm_setzero_ps(); 2];
-            for (k, half) in halves.iter_mut().enumerate() {
-                let a = _mm256_add_ps(_mm256_unpacklo_ps(b[0][k], b[1][k]), _mm256_unpackhi_ps(b[0][k], b[1][k]));
-                let c = _mm256_add_ps(_mm256_unpacklo_ps(b[2][k], b[3][k]), _mm256_unpackhi_ps(b[2][k], b[3][k]));
-                let sums = _mm256_add_ps(
-                    _mm256_shuffle_ps::<0b01_00_01_00>(a, c),
-                    _mm256_shuffle_ps::<0b11_10_11_10>(a, c),
-                );
-                *half = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
-            }
+            let [p, q, r, t] = b;
+            let halves = [half(self, [p[0], q[0], r[0], t[0]]), half(self, [p[1], q[1], r[1], t[1]])];
             let mut out = [0f32; 4];
             _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(halves[0], halves[1]));
             out
         }
+    }
+}
+
+/// The xor-2, xor-1 and xor-8 sums of half of the classes of four rows.
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "intrinsics share one promise")]
+#[inline(always)]
+fn half(_proof: Avx2, [p, q, r, t]: [__m256; 4]) -> __m128 {
+    // SAFETY: the proof says that the processor has the instructions.
+    unsafe {
+        let a = _mm256_add_ps(_mm256_unpacklo_ps(p, q), _mm256_unpackhi_ps(p, q));
+        let c = _mm256_add_ps(_mm256_unpacklo_ps(r, t), _mm256_unpackhi_ps(r, t));
+        let sums = _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(a, c), _mm256_shuffle_ps::<0b11_10_11_10>(a, c));
+        _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums))
     }
 }
