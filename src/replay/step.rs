@@ -80,6 +80,16 @@ pub struct Tile {
 }
 
 impl Tile {
+    /// No rows of no columns, zero to the last byte.
+    pub const EMPTY: Self = Tile { values: [0.0; TILE_ROWS * MAX_COLUMNS], rows: 0, columns: 0, padded: 0 };
+
+    /// Makes an empty tile one of whole height, of zeros.
+    #[inline(always)]
+    pub fn begin(&mut self, columns: usize) {
+        debug_assert!(self.columns == 0 && columns <= MAX_COLUMNS);
+        (self.rows, self.columns, self.padded) = (TILE_ROWS, columns, padded(columns));
+    }
+
     /// A tile of zeros.
     #[inline(always)]
     pub fn zero(rows: usize, columns: usize) -> Self {
@@ -828,6 +838,8 @@ fn decayed<L: Lanes>(
 pub enum Source {
     /// The checkpoint.
     Memory,
+    /// The checkpoint as an earlier call has stored it, still in the nearest cache.
+    Stored,
     /// The tile, which an earlier call has left.
     Tile,
 }
@@ -884,9 +896,9 @@ fn placed<L: Lanes>(
     output: Output<'_>,
 ) -> [f32; TILE_ROWS] {
     match (from, to) {
-        (Source::Memory, Target::Memory) => changed(l, size, InPlace(memory), change, output),
-        (Source::Memory, Target::Tile) => changed(l, size, Moved(memory, tile), change, output),
-        (Source::Memory, Target::Nowhere) => changed(l, size, ReadOnly(memory), change, output),
+        (Source::Memory | Source::Stored, Target::Memory) => changed(l, size, InPlace(memory), change, output),
+        (Source::Memory | Source::Stored, Target::Tile) => changed(l, size, Moved(memory, tile), change, output),
+        (Source::Memory | Source::Stored, Target::Nowhere) => changed(l, size, ReadOnly(memory), change, output),
         (Source::Tile, Target::Memory) => changed(l, size, Moved(tile, memory), change, output),
         (Source::Tile, Target::Tile) => changed(l, size, InPlace(tile), change, output),
         (Source::Tile, Target::Nowhere) => changed(l, size, ReadOnly(tile), change, output),
@@ -921,7 +933,7 @@ pub fn delta<L: Lanes>(
     for (((decays, k), &beta), v) in tokens.decays.iter().zip(tokens.k).zip(tokens.beta).zip(tokens.v) {
         let predicted = match (last, from) {
             (Some(last), _) => decayed(l, size, InPlace(tile), Some((&u, last)), decays, k),
-            (None, Source::Memory) => decayed(l, size, Moved(memory, tile), None, decays, k),
+            (None, Source::Memory | Source::Stored) => decayed(l, size, Moved(memory, tile), None, decays, k),
             (None, Source::Tile) => decayed(l, size, InPlace(tile), None, decays, k),
         };
         for r in 0..TILE_ROWS {

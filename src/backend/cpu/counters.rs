@@ -45,6 +45,12 @@ pub(super) struct Tally {
     pub(super) ring_written: u64,
 }
 
+impl Tally {
+    /// Nothing yet.
+    pub(super) const ZERO: Self =
+        Tally { flushes: 0, checkpoint_read: 0, checkpoint_written: 0, ring_read: 0, ring_written: 0 };
+}
+
 impl Counters {
     /// The counters of a slots handle.
     pub(super) fn of(slots: &SlotsView) -> &Counters {

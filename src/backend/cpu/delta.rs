@@ -249,19 +249,17 @@ struct KeyCache {
 }
 
 impl KeyCache {
-    fn new() -> Self {
-        KeyCache {
-            key: None,
-            k: [const { Columns([0.0; MAX_COLUMNS]) }; CHUNK],
-            held: 0..0,
-            own_k: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
-            own_q: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
-            tokens: 0..0,
-            with_k: [[0.0; LOOKBACK]; BLOCK],
-            with_q: [[0.0; LOOKBACK]; BLOCK],
-            multiplied: false,
-        }
-    }
+    const EMPTY: Self = KeyCache {
+        key: None,
+        k: [const { Columns([0.0; MAX_COLUMNS]) }; CHUNK],
+        held: 0..0,
+        own_k: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+        own_q: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+        tokens: 0..0,
+        with_k: [[0.0; LOOKBACK]; BLOCK],
+        with_q: [[0.0; LOOKBACK]; BLOCK],
+        multiplied: false,
+    };
 
     /// Forgets everything unless it is of the same row, key head and first record.
     #[inline(always)]
@@ -398,20 +396,27 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
+    /// All zero, so that making one is one pass over its memory.
+    const EMPTY: Self = Scratch {
+        tally: Tally::ZERO,
+        tile: Tile::EMPTY,
+        cache: KeyCache::EMPTY,
+        tag: 0,
+        decays: [const { Decays::Head(Decay { factor: 0.0, slow: false }) }; CHUNK],
+        beta: [0.0; CHUNK],
+        held: 0..0,
+        v: [[0.0; TILE_ROWS]; CHUNK],
+        predicted: [[0.0; MAX]; BLOCK],
+        o: [[0.0; MAX]; BLOCK],
+        u: [[0.0; MAX]; MAX_PARALLEL],
+    };
+
+    /// For states of so many columns.
+    #[inline(always)]
     pub(super) fn new(columns: usize) -> Self {
-        Scratch {
-            tally: Tally::default(),
-            tile: Tile::zero(TILE_ROWS, columns),
-            cache: KeyCache::new(),
-            tag: 0,
-            decays: [const { Decays::Head(Decay { factor: 0.0, slow: true }) }; CHUNK],
-            beta: [0.0; CHUNK],
-            held: 0..0,
-            v: [[0.0; TILE_ROWS]; CHUNK],
-            predicted: [[0.0; MAX]; BLOCK],
-            o: [[0.0; MAX]; BLOCK],
-            u: [[0.0; MAX]; MAX_PARALLEL],
-        }
+        let mut scratch = Self::EMPTY;
+        scratch.tile.begin(columns);
+        scratch
     }
 
     /// Sees to the decays and betas of `n` records and tokens from index `first` on, which lie in one chunk.
@@ -518,7 +523,7 @@ pub(super) fn run(
 
 #[inline(always)]
 fn work(kernel: &Kernel<'_>, per_row: i64, items: Range<i64>) {
-    let (mut scratch, mut seen) = (Scratch::new(kernel.dims.k), Seen::new());
+    let (mut scratch, mut seen) = (Scratch::new(kernel.dims.k), Seen::EMPTY);
     for item in items {
         let (row, unit) = (item / per_row, (item % per_row) as usize);
         if kernel.batch.keep_tail == 0 {
@@ -784,13 +789,12 @@ impl<'a> Kernel<'a> {
         let (at, tag) = (tokens.at, scratch.tag);
         let state = &at.state;
         let rows = state.checkpoint.rows(tile);
-        let mut from = tag;
+        let (mut from, mut source) = (tag, Source::Memory);
         if tag < stop && stop <= at.position {
-            let (source, to) = (Source::Memory, Target::Memory);
+            let to = Target::Memory;
             state.take_in(self.isa, tile, tag..stop, None, source, to, Output::None, scratch);
-            from = stop;
+            (from, source) = (stop, Source::Stored);
         }
-        let mut source = Source::Memory;
         let mut q = Columns::zero();
         for t in 0..at.span.len {
             let end = at.position + t + 1;
@@ -813,7 +817,7 @@ impl<'a> Kernel<'a> {
             if self.keeps_u() && kept.contains(&t) {
                 state.write_u(at.position + t, rows.clone(), &u, &mut scratch.tally);
             }
-            (from, source) = (end, if to == Target::Memory { Source::Memory } else { Source::Tile });
+            (from, source) = (end, if to == Target::Memory { Source::Stored } else { Source::Tile });
         }
     }
 
@@ -1085,16 +1089,13 @@ struct Seen {
 }
 
 impl Seen {
-    #[inline(always)]
-    fn new() -> Self {
-        Seen {
-            k: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
-            q: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
-            factor: [1.0; BLOCK],
-            with_k: [[0.0; LOOKBACK]; BLOCK],
-            with_q: [[0.0; LOOKBACK]; BLOCK],
-        }
-    }
+    const EMPTY: Self = Seen {
+        k: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+        q: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+        factor: [0.0; BLOCK],
+        with_k: [[0.0; LOOKBACK]; BLOCK],
+        with_q: [[0.0; LOOKBACK]; BLOCK],
+    };
 }
 
 static ZERO: Columns = Columns([0.0; MAX_COLUMNS]);

@@ -215,17 +215,15 @@ struct GroupCache {
 }
 
 impl GroupCache {
-    fn new() -> Self {
-        GroupCache {
-            key: None,
-            b: [const { Columns([0.0; MAX_COLUMNS]) }; CHUNK],
-            held: 0..0,
-            c: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
-            tokens: 0..0,
-            products: [[0.0; LOOKBACK]; BLOCK],
-            multiplied: false,
-        }
-    }
+    const EMPTY: Self = GroupCache {
+        key: None,
+        b: [const { Columns([0.0; MAX_COLUMNS]) }; CHUNK],
+        held: 0..0,
+        c: [const { Columns([0.0; MAX_COLUMNS]) }; BLOCK],
+        tokens: 0..0,
+        products: [[0.0; LOOKBACK]; BLOCK],
+        multiplied: false,
+    };
 
     /// Forgets everything unless it is of the same row, group and first record.
     #[inline(always)]
@@ -353,17 +351,24 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
+    /// All zero, so that making one is one pass over its memory.
+    const EMPTY: Self = Scratch {
+        tally: Tally::ZERO,
+        tile: Tile::EMPTY,
+        cache: GroupCache::EMPTY,
+        tag: 0,
+        gates: [(0.0, 0.0); MAX_HISTORY],
+        decays: [Decay { factor: 0.0, slow: false }; CHUNK],
+        xd: [[0.0; TILE_ROWS]; CHUNK],
+        y: [[0.0; MAX_DIM as usize]; BLOCK],
+    };
+
+    /// For states of so many columns.
+    #[inline(always)]
     pub(super) fn new(columns: usize) -> Self {
-        Scratch {
-            tally: Tally::default(),
-            tile: Tile::zero(TILE_ROWS, columns),
-            cache: GroupCache::new(),
-            tag: 0,
-            gates: [(0.0, 0.0); MAX_HISTORY],
-            decays: [Decay { factor: 0.0, slow: true }; CHUNK],
-            xd: [[0.0; TILE_ROWS]; CHUNK],
-            y: [[0.0; MAX_DIM as usize]; BLOCK],
-        }
+        let mut scratch = Self::EMPTY;
+        scratch.tile.begin(columns);
+        scratch
     }
 }
 
@@ -685,12 +690,11 @@ impl<'a> Kernel<'a> {
     fn serial_compiled(&self, at: &Live<'_>, tokens: &Tokens<'_>, tile: usize, stop: i64, scratch: &mut Scratch) {
         let (state, tag) = (&at.state, scratch.tag);
         let rows = state.checkpoint.rows(tile);
-        let mut from = tag;
+        let (mut from, mut source) = (tag, Source::Memory);
         if tag < stop && stop <= at.position {
             state.take_in(self.isa, tile, tag..stop, None, Source::Memory, Target::Memory, Output::None, scratch);
-            from = stop;
+            (from, source) = (stop, Source::Stored);
         }
-        let mut source = Source::Memory;
         let mut c = Columns::zero();
         for t in 0..at.span.len {
             let end = at.position + t + 1;
@@ -711,7 +715,7 @@ impl<'a> Kernel<'a> {
             if let Some(y) = y.get_mut(..rows.len()) {
                 self.finish(&at.span, t, state.head(), rows.clone(), y);
             }
-            (from, source) = (end, if to == Target::Memory { Source::Memory } else { Source::Tile });
+            (from, source) = (end, if to == Target::Memory { Source::Stored } else { Source::Tile });
         }
     }
 

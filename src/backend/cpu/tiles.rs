@@ -224,7 +224,7 @@ impl<'a> Checkpoint<'a> {
         Size { rows: self.rows(tile).len(), columns: self.layout.dims.columns }
     }
 
-    /// Counts a pass and, where it stores a checkpoint, sets its tag.
+    /// Counts a pass and, where it stores a checkpoint, sets its tag. What was stored just before is not counted as read again.
     #[inline(always)]
     fn passed(&self, tile: usize, from: Source, to: Target, position: i64, tally: &mut Tally) {
         let size = self.size(tile);
