@@ -150,7 +150,7 @@ pub fn step(
         let (least, most) = (folded.iter().min().unwrap_or(&0), folded.iter().max().unwrap_or(&0));
         let records = if least == most { least.to_string() } else { format!("{least} to {most}") };
         line(format!(
-            "Folds: {}. With all tokens accepted, {} of {} rewrites the checkpoint and folds {records} records.",
+            "Folds: {}. With all tokens accepted, the checkpoint is rewritten in {} of {}, by {records} records.",
             rules(slots),
             folded.len(),
             count(steps as i64, "step", "steps"),

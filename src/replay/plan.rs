@@ -3,10 +3,12 @@
 //! Pure functions of a pool's configuration. When records are folded is asked of [`Rule`], sizes of [`layout`](super::layout); how
 //! often a record is read follows the CPU kernels' loops, and a test holds it against what they count.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{AddAssign, Range};
 
-use super::config::{CONV_TILE, DeltaDims, DeltaKind, Family, Format, HeadMap, PoolConfig, Readout, SlotsConfig};
+use super::config::{
+    CONV_TILE, DeltaDims, DeltaKind, Family, Format, HeadMap, PoolConfig, Readout, Schedule, SlotsConfig,
+};
 use super::layout::{Component, StateLayout, components, conv_rows};
 use super::position::{Rule, StepView};
 use super::step::padded;
@@ -143,12 +145,9 @@ impl StepPlan {
                 tokens: tokens as usize,
             };
             cycle_traffic += step.checkpoint(state).times(n);
-            let mut shared = Shared::default();
-            let first = step.head(&mut shared);
-            let next = step.head(&mut shared);
-            let heads = work.items as u64;
+            let reads = GroupReads::new(&step);
             let runs = work.runs(shared_by(&pool.family));
-            let ring_read = heads * first.own + runs * first.shared + (heads - runs) * next.shared;
+            let ring_read = runs.iter().map(|(&heads, n)| n * reads.of(heads)).sum();
             let ring_written = tokens as u64 * n * (records.written(pool) + records.shared_written(pool));
             cycle_traffic += Traffic { ring_read, ring_written, ..Traffic::default() };
         }
@@ -159,10 +158,11 @@ impl StepPlan {
 
 /// Histories and folds of the steps of a flush cycle, as the rule has them once a request has settled.
 fn cycle(rule: &Rule, tokens: i64) -> Vec<(i64, i64)> {
+    let by_position = rule.schedule == Schedule::ByPosition;
     let (mut position, mut tag) = (0i64, 0i64);
     let (mut seen, mut steps) = (HashMap::new(), Vec::new());
     loop {
-        let phase = (position - tag, position.rem_euclid(rule.period()));
+        let phase = (position - tag, if by_position { position.rem_euclid(rule.period()) } else { 0 });
         if let Some(begin) = seen.insert(phase, steps.len()) {
             return steps.split_off(begin);
         }
@@ -196,10 +196,29 @@ impl Work {
         Work { items, item_bytes, ranges, threads: ranges.min(n_threads.into()) }
     }
 
-    /// Runs of neighbouring items that share a cache of their group, of `per_group` items: a range's cut ends one too.
-    fn runs(&self, per_group: i64) -> u64 {
-        let cuts = (1..self.ranges).filter(|i| (self.items * i / self.ranges) % per_group != 0).count();
-        (self.items / per_group) as u64 + cuts as u64
+    /// Runs of neighbouring items that share a cache of their group, of `per_group` items: how many there are of each length. A range's
+    /// end cuts a run in two.
+    fn runs(&self, per_group: i64) -> BTreeMap<u64, u64> {
+        let mut runs = BTreeMap::new();
+        let mut add = |length: i64, n: i64| {
+            if length > 0 && n > 0 {
+                *runs.entry(length as u64).or_default() += n as u64;
+            }
+        };
+        // What of a group the cuts so far have not reached.
+        let mut rest = 0;
+        let mut from = 0;
+        for cut in (1..=self.ranges).map(|i| (i128::from(self.items) * i128::from(i) / i128::from(self.ranges)) as i64)
+        {
+            let head = rest.min(cut - from);
+            add(head, 1);
+            let whole = cut - from - head;
+            add(per_group, whole / per_group);
+            add(whole % per_group, 1);
+            rest = if whole > 0 { (per_group - whole % per_group) % per_group } else { rest - head };
+            from = cut;
+        }
+        runs
     }
 }
 
@@ -304,10 +323,34 @@ impl Shared {
     }
 }
 
-/// Ring bytes that one head loads: its own, and of what it shares.
-struct HeadReads {
-    own: u64,
-    shared: u64,
+/// Ring bytes that the heads of a group load, one after the other, until what they share repeats itself.
+struct GroupReads {
+    heads: Vec<u64>,
+    /// The head after the last one loads what this one does.
+    repeats: usize,
+}
+
+impl GroupReads {
+    fn new(step: &Step<'_>) -> Self {
+        let mut shared = Shared::default();
+        let (mut before, mut heads) = (Vec::new(), Vec::new());
+        loop {
+            if let Some(repeats) = before.iter().position(|state| *state == shared) {
+                return GroupReads { heads, repeats };
+            }
+            before.push(shared.clone());
+            heads.push(step.head(&mut shared));
+        }
+    }
+
+    /// What the first `n` heads load together.
+    fn of(&self, n: u64) -> u64 {
+        let (first, again) = self.heads.split_at(self.repeats.min(self.heads.len()));
+        let some = |heads: &[u64], n: u64| heads.iter().take(n as usize).sum::<u64>();
+        let Some(left) = n.checked_sub(first.len() as u64) else { return some(first, n) };
+        let period = again.len() as u64;
+        some(first, n) + left / period * some(again, period) + some(again, left % period)
+    }
 }
 
 /// One step of one row.
@@ -343,8 +386,8 @@ impl Step<'_> {
         Traffic { checkpoint_read: read, checkpoint_written: folds * state, ..Traffic::default() }
     }
 
-    /// What the next head of a group loads.
-    fn head(&self, shared: &mut Shared) -> HeadReads {
+    /// Ring bytes that the next head of a group loads.
+    fn head(&self, shared: &mut Shared) -> u64 {
         let (history, folds, records) = (self.history, self.folds, self.records);
         let kept = (history - folds) as u64;
         let is_delta = matches!(self.pool.family, Family::Delta(_));
@@ -395,7 +438,7 @@ impl Step<'_> {
             }
             bytes += history as u64 * records.own;
         }
-        HeadReads { own: bytes + gates * (records.gates + records.beta), shared: loaded * records.shared }
+        bytes + gates * (records.gates + records.beta) + loaded * records.shared
     }
 }
 
@@ -423,4 +466,42 @@ pub fn warnings(slots: &SlotsConfig, pool: &PoolConfig) -> Vec<String> {
         ));
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_cut_by_groups_and_by_ranges() {
+        for (items, per_group, ranges) in
+            [(12, 3, 1), (12, 3, 4), (12, 3, 5), (30, 5, 12), (10, 10, 7), (7, 1, 3), (40, 40, 4)]
+        {
+            let work = Work { items, item_bytes: 1, ranges, threads: 1 };
+            let mut lengths = BTreeMap::new();
+            let mut length = 0u64;
+            for item in 0..items {
+                length += 1;
+                let cut = (1..=ranges).any(|i| items * i / ranges == item + 1);
+                if (item + 1) % per_group == 0 || cut {
+                    *lengths.entry(length).or_insert(0u64) += 1;
+                    length = 0;
+                }
+            }
+            assert_eq!(work.runs(per_group), lengths, "{items} items, groups of {per_group}, {ranges} ranges");
+        }
+    }
+
+    #[test]
+    fn a_cycle_is_a_whole_number_of_windows() {
+        let rule = |window, keep, max_step_tokens, schedule| Rule { window, keep, max_step_tokens, schedule };
+        let folds = |rule: &Rule, tokens| {
+            let cycle = cycle(rule, tokens);
+            (cycle.len(), cycle.iter().filter(|(_, folds)| *folds > 0).count(), cycle.iter().map(|c| c.1).sum::<i64>())
+        };
+        assert_eq!(folds(&rule(16, 0, 1, Schedule::None), 1), (16, 1, 16));
+        assert_eq!(folds(&rule(16, 3, 4, Schedule::Staggered), 3), (5, 1, 15));
+        assert_eq!(folds(&rule(16, 0, 4, Schedule::ByPosition), 4), (13, 4, 52));
+        assert_eq!(folds(&rule(4, 0, 4, Schedule::None), 4), (1, 1, 4));
+    }
 }
