@@ -788,12 +788,13 @@ REPLAYSSM_CALL
 replayssm_status replayssm_context_create(const struct replayssm_context_desc *desc,
                                           struct replayssm_context **out);
 
-/* Destroys a context once the last slots handle on it is gone; its threads end then. A call inside it finishes first.
+/* Destroys a context once the last slots handle on it is gone; its threads end then. A call that is inside finishes as usual.
  *
  * NULL: context may be NULL, stale or no handle; nothing happens then.
  * Owner: context is no handle any more when this returns.
  * Threads: any. Capture: never. */
-REPLAYSSM_API void replayssm_context_destroy(struct replayssm_context *context);
+REPLAYSSM_API
+void replayssm_context_destroy(struct replayssm_context *context);
 
 /* What a context is: backend, device, threads, name.
  *
@@ -815,7 +816,7 @@ replayssm_status replayssm_slots_create(const struct replayssm_context *context,
                                         const struct replayssm_slots_desc *desc,
                                         struct replayssm_slots **out);
 
-/* Destroys a slots handle once the last pool on it is gone. A call inside it finishes first.
+/* Destroys a slots handle once the last pool on it is gone. A call that is inside finishes as usual.
  *
  * NULL: slots may be NULL, stale or no handle; nothing happens then.
  * Owner: slots is no handle any more when this returns.
@@ -870,7 +871,7 @@ replayssm_status replayssm_supports(const struct replayssm_context *context,
 
 /* Says in plain sentences what a step of batch rows of tokens tokens does on a pool: the kernel and why, when it folds, bytes per row and
  * step on average over a flush cycle beside those of the plain update, work items and threads, memory. For people: the words may change.
- * It takes all tokens as accepted, and the rows as dense.
+ * It takes all tokens as accepted, the rows as dense, and the work as done by the library's threads (no exec.n_parts).
  *
  * text: host memory of capacity bytes. It gets one line per sentence, ASCII, always with a final zero if capacity is not 0; what does not
  * fit is cut off, and the status is BUFFER_TOO_SMALL, whose sentence says how much is needed. 4096 bytes always suffice.

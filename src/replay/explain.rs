@@ -95,7 +95,7 @@ pub fn sizes(layouts: &[ComponentLayout]) -> (u64, u64) {
 }
 
 /// Whole bytes per row and step.
-fn average(bytes: u64, rows_and_steps: u64) -> u64 {
+fn average(bytes: u128, rows_and_steps: u128) -> u128 {
     (bytes + rows_and_steps / 2) / rows_and_steps
 }
 
@@ -115,7 +115,7 @@ pub fn step(
     };
     line(format!("Pool: {}.", pool(config)));
     let is_conv = matches!(config.family, Family::Conv1d(_));
-    let steps = plan.cycle.len() as u64;
+    let steps = plan.cycle.len() as u128;
     if is_conv {
         line(format!(
             "Kernel: {}; tokens one after the other, the window in registers; nothing is folded.",
@@ -156,7 +156,7 @@ pub fn step(
             count(steps as i64, "step", "steps"),
         ));
     }
-    let mut bytes = |name: &str, traffic: Traffic, n: u64| {
+    let mut bytes = |name: &str, traffic: Traffic, n: u128| {
         line(format!(
             "{name}: checkpoint {} read, {} written; ring {} read, {} written; {} in all.",
             average(traffic.checkpoint_read, n),
@@ -166,14 +166,14 @@ pub fn step(
             average(traffic.total(), n),
         ));
     };
-    let per_step = steps * rows as u64;
+    let per_step = steps * rows as u128;
     bytes(
         &format!("Bytes per row, step and layer, on average over a cycle of {}", count(steps as i64, "step", "steps")),
         plan.cycle_traffic,
         per_step,
     );
     let plain = format!("Plain update of {}, which cannot take any back", count(tokens, "token", "tokens"));
-    bytes(&plain, plan.plain_traffic, rows as u64);
+    bytes(&plain, plan.plain_traffic, rows as u128);
     line(format!(
         "The step moves {:.3} of the plain update's bytes.",
         plan.cycle_traffic.total() as f64 / per_step as f64 / (plan.plain_traffic.total() as f64 / rows as f64)

@@ -31,26 +31,26 @@ pub fn supports(pool: &PoolConfig, max_tokens: i32) -> Result<()> {
     components(&slots, pool)?.iter().try_for_each(|component| component.total(&slots, pool).map(drop))
 }
 
-/// Bytes that move.
+/// Bytes that move. Those of the largest pool and batch do not fit 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Of checkpoint, loaded.
-    pub checkpoint_read: u64,
+    pub checkpoint_read: u128,
     /// Of checkpoint, stored.
-    pub checkpoint_written: u64,
+    pub checkpoint_written: u128,
     /// Of ring records, loaded.
-    pub ring_read: u64,
+    pub ring_read: u128,
     /// Of ring records, stored.
-    pub ring_written: u64,
+    pub ring_written: u128,
 }
 
 impl Traffic {
     /// All of them.
-    pub fn total(&self) -> u64 {
+    pub fn total(&self) -> u128 {
         self.checkpoint_read + self.checkpoint_written + self.ring_read + self.ring_written
     }
 
-    fn times(self, n: u64) -> Self {
+    fn times(self, n: u128) -> Self {
         Traffic {
             checkpoint_read: self.checkpoint_read * n,
             checkpoint_written: self.checkpoint_written * n,
@@ -109,19 +109,19 @@ impl StepPlan {
         }
         let work = Work::new(pool, rows, tokens, n_threads);
         let records = Records::of(slots, pool)?;
-        let n = rows as u64;
+        let n = rows as u128;
         let Some(layout) = StateLayout::of(pool) else {
             let width = match &pool.family {
                 Family::Conv1d(c) => c.width,
                 _ => 1,
             };
             let step = Traffic {
-                ring_read: (width as u64 - 1) * records.own,
-                ring_written: tokens as u64 * records.own,
+                ring_read: (width as u128 - 1) * u128::from(records.own),
+                ring_written: tokens as u128 * u128::from(records.own),
                 ..Traffic::default()
             };
-            let kept = (tokens as u64).min(conv_rows(slots, width) as u64);
-            let plain = Traffic { ring_written: kept * records.own, ..step };
+            let kept = (tokens as u128).min(conv_rows(slots, width) as u128);
+            let plain = Traffic { ring_written: kept * u128::from(records.own), ..step };
             return Ok(StepPlan {
                 parallel: false,
                 work,
@@ -130,7 +130,7 @@ impl StepPlan {
                 plain_traffic: plain.times(n),
             });
         };
-        let state = (layout.dims.heads * layout.head_bytes()) as u64;
+        let state = (layout.dims.heads * layout.head_bytes()) as u128;
         let parallel = pool.readout != Readout::Exact && tokens <= MAX_PARALLEL;
         let cycle = cycle(&Rule::new(slots), tokens);
         let mut cycle_traffic = Traffic::default();
@@ -147,8 +147,8 @@ impl StepPlan {
             cycle_traffic += step.checkpoint(state).times(n);
             let reads = GroupReads::new(&step);
             let runs = work.runs(shared_by(&pool.family));
-            let ring_read = runs.iter().map(|(&heads, n)| n * reads.of(heads)).sum();
-            let ring_written = tokens as u64 * n * (records.written(pool) + records.shared_written(pool));
+            let ring_read = runs.iter().map(|(&heads, &n)| u128::from(n) * u128::from(reads.of(heads))).sum();
+            let ring_written = tokens as u128 * n * u128::from(records.written(pool) + records.shared_written(pool));
             cycle_traffic += Traffic { ring_read, ring_written, ..Traffic::default() };
         }
         let plain = Traffic { checkpoint_read: state, checkpoint_written: state, ..Traffic::default() };
@@ -371,15 +371,15 @@ impl Step<'_> {
     }
 
     /// Checkpoint bytes of a row whose state has `state` bytes.
-    fn checkpoint(&self, state: u64) -> Traffic {
-        let folds = u64::from(self.folds > 0);
+    fn checkpoint(&self, state: u128) -> Traffic {
+        let folds = u128::from(self.folds > 0);
         let read = if self.parallel {
             let seen = match (self.pool.format, self.pool.readout) {
                 (Format::Split32, Readout::High) => state / 2,
                 _ => state,
             };
             // A tile that was folded is still near when the first block reads it out.
-            folds * state + (self.blocks().count() as u64 - folds) * seen
+            folds * state + (self.blocks().count() as u128 - folds) * seen
         } else {
             (1 + folds) * state
         };
@@ -489,6 +489,25 @@ mod tests {
                 }
             }
             assert_eq!(work.runs(per_group), lengths, "{items} items, groups of {per_group}, {ranges} ranges");
+        }
+    }
+
+    #[test]
+    fn the_largest_pool_and_batch_have_a_plan() {
+        let slots = SlotsConfig::checked(1, 1, 256, 256, 256, 1).unwrap();
+        let pool = crate::replay::config::PoolFields {
+            family: 3,
+            n_layers: 1 << 20,
+            io: 1,
+            format: 1,
+            readout: 2,
+            delta: [1, 1 << 20, 256, 256],
+            ..Default::default()
+        };
+        let pool = PoolConfig::checked(&pool).unwrap();
+        for (tokens, threads) in [(1, 1), (16, 1024), (256, 1024)] {
+            let plan = StepPlan::new(&slots, &pool, i32::MAX.into(), tokens, threads).unwrap();
+            assert!(plan.cycle_traffic.total() > u64::MAX.into());
         }
     }
 
