@@ -373,15 +373,15 @@ impl Step<'_> {
     /// Checkpoint bytes of a row whose state has `state` bytes.
     fn checkpoint(&self, state: u128) -> Traffic {
         let folds = u128::from(self.folds > 0);
+        // A tile that was folded is still near when the first token reads it, and not counted again.
         let read = if self.parallel {
             let seen = match (self.pool.format, self.pool.readout) {
                 (Format::Split32, Readout::High) => state / 2,
                 _ => state,
             };
-            // A tile that was folded is still near when the first block reads it out.
             folds * state + (self.blocks().count() as u128 - folds) * seen
         } else {
-            (1 + folds) * state
+            state
         };
         Traffic { checkpoint_read: read, checkpoint_written: folds * state, ..Traffic::default() }
     }
