@@ -8,7 +8,7 @@ CMAKE_VERSION := 3.31.6
 # CMake from the system, or pinned from PyPI into build/.
 CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 
-.PHONY: all lib demo demo-quick examples test check header breaks aarch64 install uninstall clean
+.PHONY: all lib lib-glibc228 dist demo demo-quick examples test check header breaks aarch64 install uninstall clean
 
 all: lib
 
@@ -71,7 +71,7 @@ SOVERSION := $(shell echo $(VERSION) | sed -e 's/^\(0\.[0-9]*\)\..*/\1/' -e t -e
 DEST = $(DESTDIR)$(PREFIX)
 LIBS = $(DEST)/$(LIBDIR)
 DOC = $(DEST)/share/doc/replayssm
-INSTALLED_DOCS := $(wildcard LICENSE-MIT LICENSE-APACHE README.md CHANGELOG.md)
+INSTALLED_DOCS := $(wildcard LICENSE-MIT LICENSE-APACHE THIRD_PARTY.txt README.md CHANGELOG.md)
 # From LIBDIR back to PREFIX: lib/x86_64-linux-gnu gives ../..
 UP = $(shell echo '$(LIBDIR)' | sed -e 's|[^/][^/]*|..|g')
 FILL = sed -e 's|@VERSION@|$(VERSION)|g' -e 's|@SOVERSION@|$(SOVERSION)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@UP@|$(UP)|g'
@@ -93,6 +93,17 @@ uninstall:
 	rm -f '$(DEST)/include/replayssm.h' '$(DEST)/include/replayssm.hpp' '$(LIBS)/pkgconfig/replayssm.pc'
 	rm -f '$(LIBS)/libreplayssm.so' '$(LIBS)/libreplayssm.so.$(SOVERSION)' '$(LIBS)/libreplayssm.so.$(VERSION)'
 	rm -rf '$(LIBS)/cmake/replayssm' '$(DOC)'
+
+# ---- Libraries for other machines ----
+
+# For systems older than this one: glibc 2.28 or newer. Install it with `make install LIB=build/glibc2.28/release/libreplayssm.so`.
+lib-glibc228:
+	packaging/build.sh $(BUILD)/glibc2.28 2.28
+	@touch $(BUILD)/glibc2.28/release/libreplayssm.so
+
+# build/dist/replayssm-VERSION-TARGET.tar.gz; with GLIBC=2.28 for such systems.
+dist:
+	packaging/dist.sh $(VERSION) $(GLIBC)
 
 clean:
 	rm -rf $(BUILD) target

@@ -2,6 +2,7 @@
 //! Before 1.0 a minor version may break the ABI, and then the soname changes with it.
 
 use std::env;
+use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -14,4 +15,23 @@ fn main() {
     println!("cargo::rustc-env=REPLAYSSM_SOVERSION={suffix}");
     println!("cargo::rustc-env=REPLAYSSM_TARGET={}", part("TARGET"));
     println!("cargo::rustc-env=REPLAYSSM_PROFILE={}", part("PROFILE"));
+    println!("cargo::rustc-env=REPLAYSSM_COMPILER={}", compiler(&part("RUSTC")));
+    let sets = match part("CARGO_CFG_TARGET_ARCH").as_str() {
+        "x86_64" => "baseline, AVX2, AVX-512",
+        "aarch64" => "NEON",
+        _ => "baseline",
+    };
+    println!("cargo::rustc-env=REPLAYSSM_INSTRUCTION_SETS={sets}");
+    let mut features: Vec<String> = env::vars()
+        .filter_map(|(name, _)| Some(name.strip_prefix("CARGO_FEATURE_")?.to_lowercase().replace('_', "-")))
+        .collect();
+    features.sort();
+    let features = if features.is_empty() { "none".to_owned() } else { features.join(" ") };
+    println!("cargo::rustc-env=REPLAYSSM_FEATURES={features}");
+}
+
+/// What the compiler calls itself, as "rustc 1.95.0 (59807616e 2026-04-14)".
+fn compiler(rustc: &str) -> String {
+    let output = Command::new(rustc).arg("--version").output().expect("cargo's rustc runs");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }

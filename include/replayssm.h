@@ -41,7 +41,15 @@
  *
  * Capture
  *   The calls of a model step, and all that take a list with REPLAYSSM_DEVICE, are made to be captured in a CUDA graph: what differs
- *   between replays is device data. This version has the CPU backend only. */
+ *   between replays is device data. This version has the CPU backend only.
+ *
+ * What every function says
+ *   NULL:     which pointers may be NULL. Any other gives INVALID_ARGUMENT, a handle INVALID_HANDLE.
+ *   Owner:    whose the result is, and until when.
+ *   Errors:   the statuses beside OK, without REPLAYSSM_. INTERNAL is possible everywhere; last_error_message has the sentence.
+ *   Threads:  who may call it while other calls run.
+ *   Capture:  "enqueues": the call only puts work on the stream, and a graph can be captured from it. "host only": it works at once and
+ *             enqueues nothing, also while a stream is captured. "never": it may allocate or wait, so not while one is captured. */
 
 
 #ifndef REPLAYSSM_H
@@ -218,6 +226,20 @@ typedef int32_t replayssm_where;
 /* In host memory, read before the call returns: a bad value is an error and nothing happens. At most 256 entries. */
 #define REPLAYSSM_HOST 1
 
+/* How much a line of the log matters. */
+typedef int32_t replayssm_log_level;
+/* No line. */
+#define REPLAYSSM_LOG_NONE 0
+/* What is right, but slower or larger than it could be. */
+#define REPLAYSSM_LOG_WARNING 1
+/* What was chosen, created and destroyed; warnings too. */
+#define REPLAYSSM_LOG_INFO 2
+
+/* Takes a line of the log: the desc's log_user, a level of REPLAYSSM_LOG_*, and a text of one line that lives for the call.
+ * It runs on the thread of a call that creates or destroys, never in any other and never on the library's own threads; on several
+ * threads at once where they make such calls. It must not call this library, throw, or leave by longjmp. */
+typedef void (*replayssm_log)(void *user, replayssm_log_level level, const char *text);
+
 /* A CUDA stream; the same type as CUstream and cudaStream_t. NULL on the CPU backend. */
 typedef struct CUstream_st *replayssm_stream;
 
@@ -277,6 +299,15 @@ typedef struct replayssm_context_desc {
   uint32_t flags;
   /* Zero. */
   uint32_t reserved;
+  /* Gets a line whenever something is created or destroyed on this context. NULL: nobody does. It and log_user must last until
+   * the context and everything on it are gone. */
+  replayssm_log log;
+  /* Handed to log; the library does not look at it. */
+  void *log_user;
+  /* REPLAYSSM_LOG_*: lines of this level and of those below. 0: none. */
+  replayssm_log_level log_level;
+  /* Zero. */
+  uint32_t log_reserved;
 } replayssm_context_desc;
 
 /* What a context is. Out. */
@@ -722,53 +753,85 @@ typedef struct replayssm_stats {
 extern "C" {
 #endif
 
-/* A static name of a status, as "REPLAYSSM_OK"; never NULL. Any thread. */
+/* A static name of a status, as "REPLAYSSM_OK"; "unknown status" for a status of no name.
+ *
+ * Owner: the library; the text is never freed.
+ * Threads: any. Capture: host only. */
 REPLAYSSM_API const char *replayssm_status_string(replayssm_status status);
 
-/* The sentence of this thread's last failed call: field, value and expectation. Valid until this thread's next failed
- * call; never NULL; empty if none failed. */
+/* The sentence of this thread's last failed call: field, value and expectation. Empty if none failed.
+ *
+ * Owner: the library; the text is valid until this thread's next failed call.
+ * Threads: any, each with a sentence of its own. Capture: host only. */
 REPLAYSSM_API const char *replayssm_last_error_message(void);
 
-/* The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION. Any thread. */
+/* The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION.
+ *
+ * Threads: any. Capture: host only. */
 REPLAYSSM_API uint32_t replayssm_version(void);
 
-/* How the library was built, one line for bug reports: version, target, backends. Static, never NULL. Any thread. */
-REPLAYSSM_API const char *replayssm_build_info(void);
-
-/* Creates a context: one backend on one device. desc NULL: the best backend, all defaults.
+/* How the library was built, one line for bug reports: version, target, profile, compiler, backends with their instruction sets,
+ * features. ASCII, no paths.
  *
- * *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked
- * for and cannot be had), OUT_OF_MEMORY (threads). Any thread; not while capturing. */
+ * Owner: the library; the text is never freed.
+ * Threads: any. Capture: host only. */
+REPLAYSSM_API
+const char *replayssm_build_info(void);
+
+/* Creates a context: one backend on one device, with threads and log as desc says.
+ *
+ * NULL: desc, which means all defaults (the best backend); not out.
+ * Owner: the caller, of *out (NULL on failure), until replayssm_context_destroy.
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked for and cannot be had), OUT_OF_MEMORY (threads).
+ * Threads: any. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_context_create(const struct replayssm_context_desc *desc,
                                           struct replayssm_context **out);
 
-/* Destroys a context once the last slots handle on it is gone. NULL and stale handles do nothing. Any thread. */
-REPLAYSSM_API void replayssm_context_destroy(struct replayssm_context *context);
+/* Destroys a context once the last slots handle on it is gone; its threads end then. A call that is inside finishes as usual.
+ *
+ * NULL: context may be NULL, stale or no handle; nothing happens then.
+ * Owner: context is no handle any more when this returns.
+ * Threads: any. Capture: never. */
+REPLAYSSM_API
+void replayssm_context_destroy(struct replayssm_context *context);
 
-/* What a context is. Any thread. */
+/* What a context is: backend, device, threads, name.
+ *
+ * NULL: neither context nor out; out->struct_size is set.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+ * Threads: any. Capture: host only. */
 REPLAYSSM_CALL
 replayssm_status replayssm_context_query(const struct replayssm_context *context,
                                          struct replayssm_context_info *out);
 
-/* Creates a slots handle: positions and schedule of all layers of a model on one device. All positions are 0.
+/* Creates a slots handle on a context: positions and schedule of all layers of a model on one device. All positions are 0.
  *
- * *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY. Any thread; not while
- * capturing. The context stays alive as long as the slots handle. */
+ * NULL: none of context, desc and out.
+ * Owner: the caller, of *out (NULL on failure), until replayssm_slots_destroy. The context stays alive as long as the slots handle.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY.
+ * Threads: any. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_slots_create(const struct replayssm_context *context,
                                         const struct replayssm_slots_desc *desc,
                                         struct replayssm_slots **out);
 
-/* Destroys a slots handle once the last pool on it is gone. NULL and stale handles do nothing. Any thread. */
+/* Destroys a slots handle once the last pool on it is gone. A call that is inside finishes as usual.
+ *
+ * NULL: slots may be NULL, stale or no handle; nothing happens then.
+ * Owner: slots is no handle any more when this returns.
+ * Threads: any. Capture: never. */
 REPLAYSSM_API void replayssm_slots_destroy(struct replayssm_slots *slots);
 
-/* Creates a pool: n_layers equal layers of one family on a slots handle. Owned memory is zero: the empty state at
- * position 0. A pool that joins slots whose positions have moved must be reset first.
+/* Creates a pool on slots: n_layers equal layers of one family, as desc says. Owned memory is zero: the empty state at position 0. A
+ * pool that joins slots whose positions have moved must be reset first.
  *
- * lent: array of n_lent descriptors, each struct_size apart; NULL with 0. *out becomes the handle, or NULL on failure. Errors:
- * INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY. The slots handle stays alive as long
- * as the pool; no other call may be inside it. Not while capturing. */
+ * lent: host array [n_lent], 0 to 16, its elements each their struct_size apart; read before the call returns.
+ * NULL: lent with n_lent 0; not slots, desc and out.
+ * Owner: the caller, of *out (NULL on failure), until replayssm_layers_destroy; lent memory stays the caller's and must outlive the pool.
+ * The slots handle stays alive as long as the pool.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY.
+ * Threads: any, but no other call may be inside slots. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_layers_create(struct replayssm_slots *slots,
                                          const struct replayssm_pool_desc *desc,
@@ -776,24 +839,61 @@ replayssm_status replayssm_layers_create(struct replayssm_slots *slots,
                                          int32_t n_lent,
                                          struct replayssm_layers **out);
 
-/* Destroys a pool and the memory that it owns. NULL and stale handles do nothing. No call on it may be enqueued or running. */
-REPLAYSSM_API
-void replayssm_layers_destroy(struct replayssm_layers *layers);
+/* Destroys a pool and the memory that it owns. No call on it may be enqueued or running.
+ *
+ * NULL: layers may be NULL, stale or no handle; nothing happens then.
+ * Owner: layers is no handle any more when this returns; lent memory is the caller's alone.
+ * Threads: any. Capture: never. */
+REPLAYSSM_API void replayssm_layers_destroy(struct replayssm_layers *layers);
 
-/* Size and place of every component of a pool. out: array of capacity descriptors, struct_size (of element 0) apart.
- * *n becomes the number of components, also when BUFFER_TOO_SMALL is returned; out may be NULL with capacity 0. */
+/* Size and place of every component of a pool. out: array [capacity], its elements out[0].struct_size bytes apart. *n becomes the number
+ * of components, also when BUFFER_TOO_SMALL is returned.
+ *
+ * NULL: out with capacity 0; not layers and n.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUFFER_TOO_SMALL.
+ * Threads: any. Capture: host only. */
 REPLAYSSM_CALL
 replayssm_status replayssm_layers_components(const struct replayssm_layers *layers,
                                              struct replayssm_component *out,
                                              int32_t capacity,
                                              int32_t *n);
 
-/* One Mamba-2 layer of a model step: appends the batch's tokens behind the committed ones and writes their outputs;
- * folds history into the checkpoint when due. It may be run again or abandoned before the commit: nothing has moved.
+/* Whether a pool as desc says can be had on context and take steps of max_tokens tokens (0 = 1): OK, or the status and the sentence with
+ * which creating it, or slots for such steps, fails. Creates nothing. Whether there is memory enough, only creating tells.
  *
- * layer: 0 to n_layers - 1. exec may be NULL. A row's tokens see the committed tokens and the row's earlier ones. Device-side
- * faults (see replayssm_check) leave a row's slot untouched and its outputs zero. Any thread; calls on disjoint slots may run at the
- * same time. Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then. */
+ * NULL: neither context nor desc.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.
+ * Threads: any. Capture: never. */
+REPLAYSSM_CALL
+replayssm_status replayssm_supports(const struct replayssm_context *context,
+                                    const struct replayssm_pool_desc *desc,
+                                    int32_t max_tokens);
+
+/* Says in plain sentences what a step of batch rows of tokens tokens does on a pool: the kernel and why, when it folds, bytes per row and
+ * step on average over a flush cycle beside those of the plain update, work items and threads, memory. For people: the words may change.
+ * It takes all tokens as accepted, the rows as dense, and the work as done by the library's threads (no exec.n_parts).
+ *
+ * text: host memory of capacity bytes. It gets one line per sentence, ASCII, always with a final zero if capacity is not 0; what does not
+ * fit is cut off, and the status is BUFFER_TOO_SMALL, whose sentence says how much is needed. 4096 bytes always suffice.
+ * NULL: text with capacity 0; not layers.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT (batch below 1, tokens not in 1 .. max_step_tokens), BUFFER_TOO_SMALL.
+ * Threads: any. Capture: never. */
+REPLAYSSM_CALL
+replayssm_status replayssm_explain(const struct replayssm_layers *layers,
+                                   int32_t batch,
+                                   int32_t tokens,
+                                   char *text,
+                                   size_t capacity);
+
+/* One Mamba-2 layer of a model step: appends the batch's tokens behind the committed ones and writes their outputs; folds history into
+ * the checkpoint when due. It may be run again or abandoned before the commit: nothing has moved.
+ *
+ * layer: 0 to n_layers - 1 of the pool that layers stands for. batch and args: shapes, dtypes and strides as their fields say. A row's
+ * tokens see the committed tokens and the row's earlier ones. Faults on the device (see replayssm_check) leave a row's slot untouched
+ * and its outputs zero.
+ * NULL: exec; not layers, batch and args; tensors of args where their fields allow it, and all of them if there is no row or no token.
+ * Errors: INVALID_HANDLE (also a pool of another family), INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+ * Threads: any, at the same time on disjoint slots. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_mamba2_step(const struct replayssm_layers *layers,
                                        int32_t layer,
@@ -801,13 +901,16 @@ replayssm_status replayssm_mamba2_step(const struct replayssm_layers *layers,
                                        const struct replayssm_mamba2_args *args,
                                        const struct replayssm_exec *exec);
 
-/* Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the
- * plain update's arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
+/* Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the plain update's
+ * arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
  *
  * The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, a step, another extend or an export on these slots
  * does nothing but set FAULT_POSITION, and a rewind fails; an extend that is not committed needs a reset or import. (Where
- * keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step.) Otherwise as
- * replayssm_mamba2_step. */
+ * keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step.)
+ * layers, layer, batch, args, exec: otherwise as in replayssm_mamba2_step.
+ * NULL: as replayssm_mamba2_step.
+ * Errors: as replayssm_mamba2_step.
+ * Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_mamba2_extend(const struct replayssm_layers *layers,
                                          int32_t layer,
@@ -815,7 +918,12 @@ replayssm_status replayssm_mamba2_extend(const struct replayssm_layers *layers,
                                          const struct replayssm_mamba2_args *args,
                                          const struct replayssm_exec *exec);
 
-/* One Gated DeltaNet or Kimi Delta Attention layer of a model step. As replayssm_mamba2_step. */
+/* One Gated DeltaNet or Kimi Delta Attention layer of a model step.
+ *
+ * layers, layer, batch, args, exec: as in replayssm_mamba2_step, of a pool of GDN or KDA.
+ * NULL: as replayssm_mamba2_step.
+ * Errors: as replayssm_mamba2_step.
+ * Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_delta_step(const struct replayssm_layers *layers,
                                       int32_t layer,
@@ -823,7 +931,12 @@ replayssm_status replayssm_delta_step(const struct replayssm_layers *layers,
                                       const struct replayssm_delta_args *args,
                                       const struct replayssm_exec *exec);
 
-/* Gated DeltaNet or Kimi Delta Attention over rows of any length without rollback. As replayssm_mamba2_extend. */
+/* Gated DeltaNet or Kimi Delta Attention over rows of any length without rollback.
+ *
+ * layers, layer, batch, args, exec: as in replayssm_mamba2_extend, of a pool of GDN or KDA.
+ * NULL: as replayssm_mamba2_step.
+ * Errors: as replayssm_mamba2_step.
+ * Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_delta_extend(const struct replayssm_layers *layers,
                                         int32_t layer,
@@ -831,7 +944,12 @@ replayssm_status replayssm_delta_extend(const struct replayssm_layers *layers,
                                         const struct replayssm_delta_args *args,
                                         const struct replayssm_exec *exec);
 
-/* One convolution of a model step. As replayssm_mamba2_step; the window needs no fold. */
+/* One convolution of a model step. The window needs no fold.
+ *
+ * layers, layer, batch, args, exec: as in replayssm_mamba2_step, of a pool of convolutions.
+ * NULL: as replayssm_mamba2_step.
+ * Errors: as replayssm_mamba2_step.
+ * Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_conv1d_step(const struct replayssm_layers *layers,
                                        int32_t layer,
@@ -839,8 +957,13 @@ replayssm_status replayssm_conv1d_step(const struct replayssm_layers *layers,
                                        const struct replayssm_conv1d_args *args,
                                        const struct replayssm_exec *exec);
 
-/* A convolution over rows of any length without rollback. As replayssm_mamba2_extend; of keep_tail, at most min_rewind +
- * max_step_tokens tokens can be taken back, since the ring holds no more windows. */
+/* A convolution over rows of any length without rollback. Of keep_tail, at most min_rewind + max_step_tokens tokens can be taken back,
+ * since the ring holds no more windows.
+ *
+ * layers, layer, batch, args, exec: as in replayssm_mamba2_extend, of a pool of convolutions.
+ * NULL: as replayssm_mamba2_step.
+ * Errors: as replayssm_mamba2_step.
+ * Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_conv1d_extend(const struct replayssm_layers *layers,
                                          int32_t layer,
@@ -848,33 +971,42 @@ replayssm_status replayssm_conv1d_extend(const struct replayssm_layers *layers,
                                          const struct replayssm_conv1d_args *args,
                                          const struct replayssm_exec *exec);
 
-/* Ends a model step: position += accepted, for every row of the batch. Once, after the last layer: a second commit, or one without
- * steps, would commit records that nothing wrote. Rolling back is
- * accepting fewer. args NULL: all tokens of each row. A row of another generation is skipped. An extend takes all tokens.
+/* Ends a model step: position += accepted, for every row of the batch. Once, after the last layer: a second commit, or one without steps,
+ * would commit records that nothing wrote. Rolling back is accepting fewer. A row of another generation is skipped.
  *
- * Counts outside 0 .. tokens are clamped and set FAULT_COUNT. Errors as replayssm_mamba2_step. */
+ * args: counts [n_rows] of the batch, clamped to 0 .. tokens of the row; one outside sets FAULT_COUNT. An extend takes all tokens.
+ * NULL: args, which means all tokens of each row, and exec; not slots and batch.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+ * Threads: any, at the same time on disjoint rings. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_commit(const struct replayssm_slots *slots,
                                   const struct replayssm_batch *batch,
                                   const struct replayssm_commit_args *args,
                                   const struct replayssm_exec *exec);
 
-/* Starts requests: position, generation and seed of the listed rings are set, their history becomes empty, and the
- * listed slots of all pools become zero (or stay, with keep_checkpoint). args NULL: all defaults. Convolution windows
- * become zero too, or are to be imported.
+/* Starts requests: position, generation and seed of the listed rings are set, their history becomes empty, and the listed slots of all
+ * pools on slots become zero (or stay, with keep_checkpoint). Convolution windows become zero too, or are to be imported.
  *
- * Errors as replayssm_mamba2_step; with host lists, an id or position out of range is INVALID_ARGUMENT and nothing happens. */
+ * list: 0 or more entries; args: arrays with an element per entry, where the list lies.
+ * NULL: args, which means all defaults, and exec; not slots and list.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT (with host lists also an id or position out of range), UNSUPPORTED, WRONG_STREAM; nothing was
+ * done then.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+ * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_reset(const struct replayssm_slots *slots,
                                  const struct replayssm_list *list,
                                  const struct replayssm_reset_args *args,
                                  const struct replayssm_exec *exec);
 
-/* Writes a pool's checkpoints (a convolution: windows) from a dense state and empties their history.
+/* Writes a pool's checkpoints (a convolution: windows) from a dense state and empties their history. Values are converted to fp32, NaNs
+ * become canonical. Reset first, import after.
  *
- * position: [n] tokens already in the state, where the list lies; the rings move there, so every pool on them must be imported or
- * reset to that position. NULL: the rings' own positions, which stay. Reset first, import after. Values are converted to
- * fp32, NaNs become canonical. Errors as replayssm_reset. */
+ * position: int64 [n] tokens already in the state, where the list lies; the rings move there, so every pool on them must be imported or
+ * reset to that position. src: a row per entry of list.
+ * NULL: position, which means the rings' own positions, which stay, and exec; not layers, list and src.
+ * Errors: as replayssm_reset.
+ * Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_import(const struct replayssm_layers *layers,
                                   const struct replayssm_list *list,
@@ -884,8 +1016,11 @@ replayssm_status replayssm_import(const struct replayssm_layers *layers,
 
 /* Writes the exact state at a held position (a convolution: its window) into a dense buffer. The slot does not change.
  *
- * at: [n] positions, where the list lies; NULL: all committed tokens. A position is held from the checkpoint's to the committed one;
- * another sets FAULT_POSITION, and that entry's part of the buffer is left alone. Errors as replayssm_reset. */
+ * at: int64 [n] positions, where the list lies. A position is held from the checkpoint's to the committed one; another sets
+ * FAULT_POSITION, and that entry's part of the buffer is left alone. dst: a row per entry of list.
+ * NULL: at, which means all committed tokens, and exec; not layers, list and dst.
+ * Errors: as replayssm_reset.
+ * Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_export(const struct replayssm_layers *layers,
                                   const struct replayssm_list *list,
@@ -896,9 +1031,12 @@ replayssm_status replayssm_export(const struct replayssm_layers *layers,
 /* Takes back n[i] committed tokens, down to the newest checkpoint of all pools. Up to min_rewind tokens that were committed by steps
  * since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
  *
- * n, done: [n] where the list lies. done may be NULL: with a host list, a rewind too deep is then OUT_OF_RANGE and nothing is rewound.
- * Otherwise done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which sets FAULT_REWIND and is left
- * alone. Errors as replayssm_reset. */
+ * n, done: int32 [n of list], where the list lies. done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which
+ * sets FAULT_REWIND and is left alone.
+ * NULL: done, with a host list: a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list and n.
+ * Errors: as replayssm_reset, and OUT_OF_RANGE.
+ * Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+ * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
                                   const struct replayssm_list *list,
@@ -906,33 +1044,55 @@ replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
                                   int32_t *done,
                                   const struct replayssm_exec *exec);
 
-/* Copies the state of the listed rings into dst [n], in stream order and without synchronising; entries with negative
- * ids become zero. dst lies in the context's memory, or (CUDA) in pinned host memory. */
+/* Copies the state of the listed rings into dst [n of list], in stream order and without synchronising; entries with negative ids become
+ * zero. dst lies in the context's memory, or (CUDA) in pinned host memory.
+ *
+ * NULL: exec, and dst if the list is empty; not slots and list.
+ * Errors: as replayssm_reset.
+ * Threads: any. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_read_cursors(const struct replayssm_slots *slots,
                                         const struct replayssm_list *list,
                                         struct replayssm_cursor *dst,
                                         const struct replayssm_exec *exec);
 
-/* Takes n free ids (slots and rings of the same number) from the library's list, most recently released first, each with a new
- * generation: pass it to reset_args.generation and batch.generation, so that late commits of a former owner do nothing. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
- * never call it. generations may be NULL. One thread at a time. */
+/* Takes n free ids of slots (and rings of the same numbers) from the library's list, most recently released first, each with a new
+ * generation: pass it to reset_args.generation and batch.generation, so that late commits of a former owner do nothing. All or none.
+ * Optional: engines with ids of their own never call it.
+ *
+ * ids: host int32 [n]; generations: host uint32 [n].
+ * NULL: generations, and ids with n 0; not slots.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, OUT_OF_RANGE if fewer are free.
+ * Threads: one at a time per handle. Capture: host only. */
 REPLAYSSM_CALL
 replayssm_status replayssm_acquire(struct replayssm_slots *slots,
                                    int32_t n,
                                    int32_t *ids,
                                    uint32_t *generations);
 
-/* Gives ids back. All or none: INVALID_ARGUMENT names an id that is not acquired or named twice. One thread at a time. */
+/* Gives ids of slots back. All or none.
+ *
+ * ids: host int32 [n].
+ * NULL: ids with n 0; not slots.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, which names an id that is not acquired or named twice.
+ * Threads: one at a time per handle. Capture: host only. */
 REPLAYSSM_CALL replayssm_status replayssm_release(struct replayssm_slots *slots, int32_t n, const int32_t *ids);
 
-/* What the device has found wrong so far, without synchronising. clear: 0, or 1 to forget it. */
+/* What the device has found wrong on slots so far, without synchronising. clear: 0, or 1 to forget it.
+ *
+ * NULL: neither slots nor out; out->struct_size is set.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.
+ * Threads: any. Capture: host only: it sees work that has run. */
 REPLAYSSM_CALL
 replayssm_status replayssm_check(const struct replayssm_slots *slots,
                                  int32_t clear,
                                  struct replayssm_report *out);
 
-/* Counters of a slots handle, without synchronising. */
+/* Counters of slots over all its pools, without synchronising.
+ *
+ * NULL: neither slots nor out; out->struct_size is set.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+ * Threads: any. Capture: host only: it sees work that has run. */
 REPLAYSSM_CALL replayssm_status replayssm_stats_read(const struct replayssm_slots *slots, struct replayssm_stats *out);
 
 #ifdef __cplusplus

@@ -151,6 +151,10 @@ class Context : public Handle<replayssm_context, replayssm_context_destroy> {
     check(replayssm_context_query(handle_, &out));
     return out;
   }
+  // Throws what creating such a pool, or slots for steps of so many tokens, would throw.
+  void supports(const replayssm_pool_desc& desc, std::int32_t max_tokens = 1) const {
+    check(replayssm_supports(handle_, &desc, max_tokens));
+  }
 };
 
 class Slots : public Handle<replayssm_slots, replayssm_slots_destroy> {
@@ -238,6 +242,14 @@ class Layers : public Handle<replayssm_layers, replayssm_layers_destroy> {
     std::vector<replayssm_component> out(static_cast<std::size_t>(n), init<replayssm_component>());
     if (n > 0) check(replayssm_layers_components(handle_, out.data(), n, &n));
     return out;
+  }
+
+  // What a step of so many rows and tokens does, in sentences.
+  std::string explain(std::int32_t batch, std::int32_t tokens = 1) const {
+    std::string text(4096, '\0'); /* enough for every text, says the header */
+    check(replayssm_explain(handle_, batch, tokens, text.data(), text.size()));
+    text.resize(text.find('\0'));
+    return text;
   }
 };
 

@@ -14,5 +14,6 @@ pub mod backend;
 pub mod dtype;
 pub mod error;
 pub mod ffi;
+pub mod log;
 mod panic;
 pub mod replay;

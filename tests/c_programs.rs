@@ -81,7 +81,7 @@ fn struct_layouts_are_the_same_numbers_in_c_cxx_and_rust() {
     let found = layouts! {
         replayssm_ids { data, stride, dtype, reserved }
         replayssm_tensor { data, stride_row, stride_token, stride_head, dtype, reserved }
-        replayssm_context_desc { struct_size, backend, device, n_threads, flags, reserved }
+        replayssm_context_desc { struct_size, backend, device, n_threads, flags, reserved, log, log_user, log_level, log_reserved }
         replayssm_context_info { struct_size, backend, device, n_threads, name }
         replayssm_slots_desc { struct_size, n_slots, n_rings, window, max_step_tokens, min_rewind, schedule, flags }
         replayssm_pool_desc { struct_size, family, n_layers, io, out, format, readout, stochastic_rounding, nheads, headdim, dstate, ngroups, H, HV, K, V, head_map, u_dtype, channels, width, n_sections, reserved, section_channels }
@@ -242,4 +242,25 @@ fn the_environment_does_not_choose_the_number_of_threads() {
 fn a_host_may_unload_the_library() {
     let program = build("unload", &system_compiler(), &["c/unload.c"], &[], &library());
     run(Command::new(program).arg(library()), "unload:");
+}
+
+#[test]
+fn a_context_says_what_is_created_and_destroyed_and_nothing_else() {
+    for compiler in compilers() {
+        let program = build(&format!("log-{}", compiler.name), &compiler, &["c/log.c"], &["-O1"], &library());
+        run(&mut Command::new(program), "log:");
+    }
+}
+
+#[test]
+fn build_info_names_version_target_compiler_backends_and_features() {
+    // SAFETY: a static string.
+    let info = unsafe { std::ffi::CStr::from_ptr(replayssm::ffi::replayssm_build_info()) }.to_str().expect("ASCII");
+    println!("{info}");
+    let version = concat!("replayssm ", env!("CARGO_PKG_VERSION"), ", ");
+    assert!(info.is_ascii() && info.starts_with(version), "{info}");
+    for part in [env!("REPLAYSSM_TARGET"), "rustc 1.", "backends: CPU (", "CUDA: not in this build", "features: none"] {
+        assert!(info.contains(part), "{info} lacks {part}");
+    }
+    assert!(!info.contains(['/', '\\', '\n']), "no path and one line: {info}");
 }

@@ -30,8 +30,8 @@ fn generate() -> String {
             .lines()
             .find_map(|line| line.strip_prefix("#define ").or(line.strip_prefix("typedef ")))
             .map(|line| line.strip_prefix("struct ").or(line.strip_prefix("int32_t ")).unwrap_or(line))
-            .map(|line| line.trim_start_matches("CUstream_st *"))
-            .and_then(|line| line.split([' ', ';']).next())
+            .map(|line| line.trim_start_matches("CUstream_st *").trim_start_matches("void (*"))
+            .and_then(|line| line.split([' ', ';', ')']).next())
             .unwrap_or_else(|| panic!("an item without a name: {item}"));
         [format!("type {name} "), format!("const {name}:"), format!("struct {name} "), format!("enum {name} ")]
             .iter()
@@ -131,4 +131,149 @@ fn every_status_has_its_name() {
         }
     }
     assert_eq!(statuses, 10, "statuses in the header whose string is their own name");
+}
+
+/// A declaration of the header: the function's name, what it returns, its parameters, and its comment.
+struct Function {
+    name: String,
+    returns: String,
+    parameters: Vec<String>,
+    comment: String,
+}
+
+/// The functions that a header declares.
+fn functions(header: &str) -> Vec<Function> {
+    let mut list = Vec::new();
+    let mut comment = String::new();
+    let mut lines = header.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("/*") {
+            comment = line.to_owned();
+            while !comment.ends_with("*/") {
+                let more = lines.next().expect("the end of a comment");
+                comment = format!("{comment}\n{}", more.trim_start_matches(" *").trim_start());
+            }
+        } else if line.starts_with("REPLAYSSM_API") || line.starts_with("REPLAYSSM_CALL") {
+            let mut code = line.to_owned();
+            while !code.ends_with(';') {
+                code = format!("{code} {}", lines.next().expect("the end of a declaration").trim());
+            }
+            let (head, parameters) = code.split_once('(').expect("a function");
+            let (returns, name) = head.rsplit_once([' ', '*']).expect("a name");
+            let parameters = parameters.trim_end_matches(");").split(',').map(|p| p.trim().to_owned());
+            list.push(Function {
+                name: name.to_owned(),
+                returns: head[..head.len() - name.len()].split_once(' ').map_or(returns, |(_, r)| r).trim().to_owned(),
+                parameters: parameters.filter(|p| p != "void").collect(),
+                comment: std::mem::take(&mut comment),
+            });
+        } else if line.is_empty() {
+            comment.clear();
+        }
+    }
+    list
+}
+
+/// What a function's comment lacks: it says what the function does, names every parameter, and has the parts that the header's
+/// preamble promises.
+fn missing(function: &Function) -> Vec<String> {
+    let Function { returns, parameters, comment, .. } = function;
+    let text = comment.trim_start_matches("/*").trim();
+    let words: Vec<&str> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    let is_handle = |p: &str| p.contains("**");
+    let mut labels = vec!["Threads:", "Capture:"];
+    if returns == "replayssm_status" {
+        labels.push("Errors:");
+    }
+    if parameters.iter().any(|p| p.contains('*')) {
+        labels.push("NULL:");
+    }
+    let creates = parameters.iter().any(|p| is_handle(p));
+    let destroys = returns == "void" && !parameters.is_empty();
+    if returns.contains('*') || creates || destroys {
+        labels.push("Owner:");
+    }
+    let mut missing: Vec<String> = Vec::new();
+    if ["NULL:", "Owner:", "Errors:", "Threads:", "Capture:"].iter().any(|label| text.starts_with(label))
+        || text.len() < 20
+    {
+        missing.push("what it does".into());
+    }
+    for label in labels {
+        let part = text.split_once(label).map(|(_, rest)| rest.trim_start());
+        if part.is_none_or(|part| part.split_whitespace().next().is_none_or(|word| word.ends_with(':') || word == "*/"))
+        {
+            missing.push(label.into());
+        }
+    }
+    for parameter in parameters {
+        let name = parameter.rsplit([' ', '*']).next().unwrap_or_default();
+        if !words.contains(&name) {
+            missing.push(format!("the parameter {name}"));
+        }
+    }
+    missing
+}
+
+#[test]
+fn every_function_is_documented_in_all_its_parts() {
+    let header = std::fs::read_to_string(root().join("include/replayssm.h")).expect("the header");
+    let symbols = std::fs::read_to_string(root().join("tests/c/symbols.txt")).expect("symbols.txt");
+    let functions = functions(&header);
+    let mut names: Vec<&str> = functions.iter().map(|f| f.name.as_str()).collect();
+    names.sort_unstable();
+    let exported: Vec<&str> = symbols.lines().filter(|l| !l.starts_with('#')).collect();
+    assert_eq!(names, exported, "functions of the header against the symbols of the library");
+    let gaps: Vec<_> = functions.iter().map(|f| (&f.name, missing(f))).filter(|(_, gaps)| !gaps.is_empty()).collect();
+    assert!(gaps.is_empty(), "{gaps:#?}");
+}
+
+#[test]
+fn a_comment_without_one_of_its_parts_is_noticed() {
+    const GOOD: &str = "/* Makes a thing of a context as desc says.
+ *
+ * NULL: neither context nor desc nor out.
+ * Owner: the caller, of *out.
+ * Errors: INVALID_ARGUMENT.
+ * Threads: any. Capture: never. */
+REPLAYSSM_CALL
+replayssm_status replayssm_make(const struct replayssm_context *context,
+                                const struct replayssm_desc *desc,
+                                struct replayssm_thing **out);
+";
+    let gaps = |header: &str| {
+        let list = functions(header);
+        let [function] = &list[..] else { panic!("{} functions", list.len()) };
+        assert_eq!((function.name.as_str(), function.returns.as_str()), ("replayssm_make", "replayssm_status"));
+        missing(function)
+    };
+    assert_eq!(gaps(GOOD), Vec::<String>::new());
+    let spoilt = [
+        ("Makes a thing of a context as desc says.\n *", "", vec!["what it does"]),
+        ("NULL: neither context nor desc nor out.", "context, desc, out", vec!["NULL:"]),
+        ("Owner: the caller, of *out.", "", vec!["Owner:"]),
+        ("Errors: INVALID_ARGUMENT.", "", vec!["Errors:"]),
+        ("Errors: INVALID_ARGUMENT.", "Errors:", vec!["Errors:"]),
+        ("Threads: any.", "", vec!["Threads:"]),
+        ("Capture: never.", "Capture:", vec!["Capture:"]),
+        ("desc", "descriptor", vec!["the parameter desc"]),
+        (GOOD.split("REPLAYSSM_CALL").next().unwrap(), "", vec!["what it does", "Threads:", "Capture:", "Errors:"]),
+    ];
+    for (part, instead, wanted) in spoilt {
+        let (comment, code) = GOOD.split_once("REPLAYSSM_CALL").unwrap();
+        let comment = comment.replace(part, instead);
+        let found = gaps(&format!("{comment}REPLAYSSM_CALL{code}"));
+        assert!(wanted.iter().all(|w| found.iter().any(|f| f == w)), "without {part:?}: {found:?}");
+    }
+    // A function that returns a text, and one that destroys.
+    let list = functions(
+        "/* What it says. Threads: any. Capture: any. */\nREPLAYSSM_API const char *replayssm_text(int32_t n);\n\n\
+         REPLAYSSM_API void replayssm_gone(struct replayssm_thing *thing);\n",
+    );
+    assert_eq!(
+        (list[0].returns.as_str(), missing(&list[0])),
+        ("const char *", vec!["Owner:".into(), "the parameter n".into()])
+    );
+    let wanted = ["what it does", "Threads:", "Capture:", "NULL:", "Owner:", "the parameter thing"];
+    assert_eq!(missing(&list[1]), wanted);
 }

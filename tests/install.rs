@@ -167,6 +167,141 @@ fn accepts_versions(file: &Path, version: &str) {
     succeed(script.arg("-P").arg(root().join("tests/consumer/versions.cmake")));
 }
 
+/// Where this machine's own folders are, as a library or file must not name them.
+fn own_folders() -> Vec<String> {
+    let home = std::env::var("HOME").unwrap_or_default();
+    let cargo = std::env::var("CARGO_HOME").unwrap_or_else(|_| format!("{home}/.cargo"));
+    vec![format!("{}/", root().display()), format!("{cargo}/")]
+}
+
+fn contains(bytes: &[u8], part: &str) -> bool {
+    bytes.windows(part.len()).any(|window| window == part.as_bytes())
+}
+
+#[test]
+fn a_release_tarball_is_reproducible_names_no_folder_of_its_maker_and_serves_elsewhere() {
+    if let Some(why) = missing(&["make", "tar", "gzip", "strip"]) {
+        return skipped("the release tarball", &why);
+    }
+    let name = concat!("replayssm-", env!("CARGO_PKG_VERSION"), "-", env!("REPLAYSSM_TARGET"));
+    let tarball = root().join("build/dist").join(name).with_added_extension("tar.gz");
+    let mut contents = Vec::new();
+    // Under another umask, and at another time, which is that of the file's making.
+    for umask in ["022", "077"] {
+        let _ = fs::remove_file(&tarball);
+        succeed(
+            command("sh").args(["-c", &format!("umask {umask} && make --no-print-directory dist")]).current_dir(root()),
+        );
+        contents.push(fs::read(&tarball).expect("the tarball"));
+    }
+    assert!(contents[0] == contents[1], "two tarballs of the same sources differ");
+
+    let scratch = scratch("dist").join("some where");
+    fs::create_dir(&scratch).expect("a folder");
+    succeed(command("tar").arg("-xzf").arg(&tarball).arg("-C").arg(&scratch));
+    let unpacked = scratch.join(name);
+    let docs = unpacked.join("share/doc/replayssm");
+    for name in ["LICENSE-MIT", "LICENSE-APACHE", "THIRD_PARTY.txt", "README.md", "CHANGELOG.md"] {
+        assert_eq!(fs::read(docs.join(name)).expect(name), fs::read(root().join(name)).expect(name), "{name}");
+    }
+    let library = unpacked.join(concat!("lib/libreplayssm.so.", env!("CARGO_PKG_VERSION")));
+    toolchain::check_symbols(&library);
+    assert!(!has_debug_information(&library));
+    for file in files_below(&unpacked) {
+        let bytes = fs::read(&file).expect("a file");
+        for folder in own_folders() {
+            assert!(!contains(&bytes, &folder), "{} names {folder}", file.display());
+        }
+    }
+    match missing(&["cmake"]) {
+        Some(why) => skipped("the unpacked CMake package", &why),
+        None => {
+            let options = [format!("-DCMAKE_PREFIX_PATH={}", unpacked.display())];
+            let said = consume_with_cmake(&scratch.join("build"), &options);
+            assert_eq!(said.matches("consumer: ").count(), 2, "{said}");
+        }
+    }
+}
+
+/// Only where Zig has been fetched before: a test does not download it.
+#[test]
+fn a_library_for_glibc_2_28_needs_no_newer_one_and_works() {
+    if !root().join("build/zig").exists() {
+        return skipped("the library for glibc 2.28", "Zig is not there; `make lib-glibc228` fetches it");
+    }
+    if let Some(why) = missing(&["make", "cmake"]) {
+        return skipped("the library for glibc 2.28", &why);
+    }
+    let scratch = scratch("glibc228");
+    let prefix = scratch.join("prefix");
+    let library = root().join("build/glibc2.28/release/libreplayssm.so");
+    make("lib-glibc228", &[]);
+    toolchain::check_symbols_and_glibc(&library, (2, 28));
+    make("install", &[("LIB", &library), ("PREFIX", &prefix)]);
+    let options = [format!("-DCMAKE_PREFIX_PATH={}", prefix.display())];
+    let said = consume_with_cmake(&scratch.join("build"), &options);
+    assert_eq!(said.matches("consumer: ").count(), 2, "{said}");
+}
+
+#[test]
+fn third_party_notices_name_every_crate_whose_code_is_linked() {
+    let notices = fs::read_to_string(root().join("THIRD_PARTY.txt")).expect("THIRD_PARTY.txt");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let mut tree = command(&cargo);
+    tree.args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}: {l}"]);
+    let mut crates = 0;
+    for line in String::from_utf8_lossy(&succeed(tree.current_dir(root())).stdout).lines().skip(1) {
+        let mut line = line.trim_end_matches(" (*)").replacen(" v", " ", 1);
+        line = line.replace('/', " OR ");
+        let name = line.split(':').next().expect("a name and a version");
+        assert!(notices.contains(&format!("       {line}\n")), "THIRD_PARTY.txt does not list {line}");
+        assert!(notices.contains(&format!("=\n{name}\n=")), "THIRD_PARTY.txt has no notice of {name}");
+        crates += 1;
+    }
+    assert!(crates >= 5, "{crates} crates");
+    // Crates of the standard library that are the work of others.
+    let mut rustc = command("rustc");
+    let libraries = text(&succeed(rustc.args(["--print", "target-libdir"]).current_dir(root())));
+    let ours = [
+        "alloc",
+        "core",
+        "std",
+        "std_detect",
+        "sysroot",
+        "test",
+        "proc_macro",
+        "profiler_builtins",
+        "rustc_literal_escaper",
+    ];
+    let (mut seen, mut rlibs) = (0, 0);
+    for file in files_below(Path::new(libraries.trim())) {
+        let file = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let Some((name, _)) =
+            file.strip_prefix("lib").filter(|f| f.ends_with(".rlib")).and_then(|f| f.rsplit_once('-'))
+        else {
+            continue;
+        };
+        rlibs += 1;
+        // getopts serves tests only; cfg-if and libc are listed above.
+        let known = ours.contains(&name) || name.starts_with("rustc_std_workspace") || name == "getopts";
+        let name = match name {
+            "rustc_demangle" => "rustc-demangle",
+            "cfg_if" => "cfg-if",
+            "panic_abort" => "panic_unwind",
+            other => other,
+        };
+        assert!(
+            known
+                || notices.contains(&format!("{name}:"))
+                || notices.contains(&format!("{name} "))
+                || notices.contains(&format!("{name},")),
+            "{name}"
+        );
+        seen += usize::from(!known);
+    }
+    assert!(rlibs == 0 || seen >= 10, "{seen} of {rlibs}");
+}
+
 #[test]
 fn version_files_follow_the_soname_before_and_after_1_0() {
     if let Some(why) = missing(&["cmake"]) {

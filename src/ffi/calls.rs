@@ -8,15 +8,21 @@ use std::ffi::{c_char, c_void};
 use super::convert;
 use super::guard::{guard, last_error};
 use super::handles::{insert, pin, remove};
-use super::read::{array, check_out, descriptor, optional, optional_pointer, required, write_descriptor, write_out};
+use super::read::{
+    array, check_out, descriptor, optional, optional_pointer, required, write_descriptor, write_out, write_text,
+};
 use super::types::*;
 use crate::backend::cpu::Cpu;
 use crate::error::{Error, Result};
 use crate::replay::config::{PoolConfig, SlotsConfig};
 use crate::replay::launch::{Address, Exec, Mode};
+use crate::replay::plan::supports;
 use crate::replay::slots::{Context, Layers, Slots};
 
-/// A static name of a status, as "REPLAYSSM_OK"; never NULL. Any thread.
+/// A static name of a status, as "REPLAYSSM_OK"; "unknown status" for a status of no name.
+///
+/// Owner: the library; the text is never freed.
+/// Threads: any. Capture: host only.
 ///
 /// cbindgen:prefix=REPLAYSSM_API
 #[unsafe(no_mangle)]
@@ -37,8 +43,10 @@ pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_
     text.as_ptr()
 }
 
-/// The sentence of this thread's last failed call: field, value and expectation. Valid until this thread's next failed
-/// call; never NULL; empty if none failed.
+/// The sentence of this thread's last failed call: field, value and expectation. Empty if none failed.
+///
+/// Owner: the library; the text is valid until this thread's next failed call.
+/// Threads: any, each with a sentence of its own. Capture: host only.
 ///
 /// cbindgen:prefix=REPLAYSSM_API
 #[unsafe(no_mangle)]
@@ -46,7 +54,9 @@ pub extern "C" fn replayssm_last_error_message() -> *const c_char {
     last_error()
 }
 
-/// The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION. Any thread.
+/// The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION.
+///
+/// Threads: any. Capture: host only.
 ///
 /// cbindgen:prefix=REPLAYSSM_API
 #[unsafe(no_mangle)]
@@ -68,7 +78,11 @@ pub extern "C" fn replayssm_version() -> u32 {
     VERSION
 }
 
-/// How the library was built, one line for bug reports: version, target, backends. Static, never NULL. Any thread.
+/// How the library was built, one line for bug reports: version, target, profile, compiler, backends with their instruction sets,
+/// features. ASCII, no paths.
+///
+/// Owner: the library; the text is never freed.
+/// Threads: any. Capture: host only.
 ///
 /// cbindgen:prefix=REPLAYSSM_API
 #[unsafe(no_mangle)]
@@ -80,15 +94,23 @@ pub extern "C" fn replayssm_build_info() -> *const c_char {
         env!("REPLAYSSM_TARGET"),
         ", ",
         env!("REPLAYSSM_PROFILE"),
-        ", backends: CPU (this build has no CUDA)\0"
+        ", ",
+        env!("REPLAYSSM_COMPILER"),
+        ", backends: CPU (",
+        env!("REPLAYSSM_INSTRUCTION_SETS"),
+        "); CUDA: not in this build, features: ",
+        env!("REPLAYSSM_FEATURES"),
+        "\0"
     );
     TEXT.as_ptr().cast()
 }
 
-/// Creates a context: one backend on one device. desc NULL: the best backend, all defaults.
+/// Creates a context: one backend on one device, with threads and log as desc says.
 ///
-/// *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked
-/// for and cannot be had), OUT_OF_MEMORY (threads). Any thread; not while capturing.
+/// NULL: desc, which means all defaults (the best backend); not out.
+/// Owner: the caller, of *out (NULL on failure), until replayssm_context_destroy.
+/// Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked for and cannot be had), OUT_OF_MEMORY (threads).
+/// Threads: any. Capture: never.
 ///
 /// # Safety
 /// desc is NULL or a descriptor; out is valid for a write.
@@ -129,21 +151,37 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
     }
     let mut backend = Cpu::new(desc.n_threads)?;
     backend.panic_in_items = desc.flags & PANIC_IN_ITEMS != 0;
-    Ok(Context { backend: Box::new(backend), panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0 })
+    let context = Context {
+        backend: Box::new(backend),
+        panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0,
+        log: convert::log(desc)?,
+    };
+    context.log_created();
+    Ok(context)
 }
 
-/// Destroys a context once the last slots handle on it is gone. NULL and stale handles do nothing. Any thread.
+/// Destroys a context once the last slots handle on it is gone; its threads end then. A call that is inside finishes as usual.
+///
+/// NULL: context may be NULL, stale or no handle; nothing happens then.
+/// Owner: context is no handle any more when this returns.
+/// Threads: any. Capture: never.
 ///
 /// cbindgen:prefix=REPLAYSSM_API
 #[unsafe(no_mangle)]
 pub extern "C" fn replayssm_context_destroy(context: *mut replayssm_context) {
     let _ = guard(|| {
-        remove::<Context, _>(context);
+        if let Some(context) = remove::<Context, _>(context) {
+            context.log_destroyed();
+        }
         Ok(())
     });
 }
 
-/// What a context is. Any thread.
+/// What a context is: backend, device, threads, name.
+///
+/// NULL: neither context nor out; out->struct_size is set.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+/// Threads: any. Capture: host only.
 ///
 /// # Safety
 /// out points to a descriptor.
@@ -171,10 +209,12 @@ pub unsafe extern "C" fn replayssm_context_query(
     })
 }
 
-/// Creates a slots handle: positions and schedule of all layers of a model on one device. All positions are 0.
+/// Creates a slots handle on a context: positions and schedule of all layers of a model on one device. All positions are 0.
 ///
-/// *out becomes the handle, or NULL on failure. Errors: INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY. Any thread; not while
-/// capturing. The context stays alive as long as the slots handle.
+/// NULL: none of context, desc and out.
+/// Owner: the caller, of *out (NULL on failure), until replayssm_slots_destroy. The context stays alive as long as the slots handle.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY.
+/// Threads: any. Capture: never.
 ///
 /// # Safety
 /// desc is a descriptor; out is valid for a write.
@@ -196,23 +236,32 @@ pub unsafe extern "C" fn replayssm_slots_create(
     })
 }
 
-/// Destroys a slots handle once the last pool on it is gone. NULL and stale handles do nothing. Any thread.
+/// Destroys a slots handle once the last pool on it is gone. A call that is inside finishes as usual.
+///
+/// NULL: slots may be NULL, stale or no handle; nothing happens then.
+/// Owner: slots is no handle any more when this returns.
+/// Threads: any. Capture: never.
 ///
 /// cbindgen:prefix=REPLAYSSM_API
 #[unsafe(no_mangle)]
 pub extern "C" fn replayssm_slots_destroy(slots: *mut replayssm_slots) {
     let _ = guard(|| {
-        remove::<Slots, _>(slots);
+        if let Some(slots) = remove::<Slots, _>(slots) {
+            slots.log_destroyed();
+        }
         Ok(())
     });
 }
 
-/// Creates a pool: n_layers equal layers of one family on a slots handle. Owned memory is zero: the empty state at
-/// position 0. A pool that joins slots whose positions have moved must be reset first.
+/// Creates a pool on slots: n_layers equal layers of one family, as desc says. Owned memory is zero: the empty state at position 0. A
+/// pool that joins slots whose positions have moved must be reset first.
 ///
-/// lent: array of n_lent descriptors, each struct_size apart; NULL with 0. *out becomes the handle, or NULL on failure. Errors:
-/// INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY. The slots handle stays alive as long
-/// as the pool; no other call may be inside it. Not while capturing.
+/// lent: host array [n_lent], 0 to 16, its elements each their struct_size apart; read before the call returns.
+/// NULL: lent with n_lent 0; not slots, desc and out.
+/// Owner: the caller, of *out (NULL on failure), until replayssm_layers_destroy; lent memory stays the caller's and must outlive the pool.
+/// The slots handle stays alive as long as the pool.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY.
+/// Threads: any, but no other call may be inside slots. Capture: never.
 ///
 /// # Safety
 /// desc is a descriptor, lent an array as described; out is valid for a write.
@@ -266,19 +315,29 @@ unsafe fn lent_list(lent: *const replayssm_lent, n: i32) -> Result<Vec<crate::re
     Ok(list)
 }
 
-/// Destroys a pool and the memory that it owns. NULL and stale handles do nothing. No call on it may be enqueued or running.
+/// Destroys a pool and the memory that it owns. No call on it may be enqueued or running.
+///
+/// NULL: layers may be NULL, stale or no handle; nothing happens then.
+/// Owner: layers is no handle any more when this returns; lent memory is the caller's alone.
+/// Threads: any. Capture: never.
 ///
 /// cbindgen:prefix=REPLAYSSM_API
 #[unsafe(no_mangle)]
 pub extern "C" fn replayssm_layers_destroy(layers: *mut replayssm_layers) {
     let _ = guard(|| {
-        remove::<Layers, _>(layers);
+        if let Some(layers) = remove::<Layers, _>(layers) {
+            layers.log_destroyed();
+        }
         Ok(())
     });
 }
 
-/// Size and place of every component of a pool. out: array of capacity descriptors, struct_size (of element 0) apart.
-/// *n becomes the number of components, also when BUFFER_TOO_SMALL is returned; out may be NULL with capacity 0.
+/// Size and place of every component of a pool. out: array [capacity], its elements out[0].struct_size bytes apart. *n becomes the number
+/// of components, also when BUFFER_TOO_SMALL is returned.
+///
+/// NULL: out with capacity 0; not layers and n.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUFFER_TOO_SMALL.
+/// Threads: any. Capture: host only.
 ///
 /// # Safety
 /// out is an array as described; n is valid for a write.
@@ -328,6 +387,59 @@ pub unsafe extern "C" fn replayssm_layers_components(
     })
 }
 
+/// Whether a pool as desc says can be had on context and take steps of max_tokens tokens (0 = 1): OK, or the status and the sentence with
+/// which creating it, or slots for such steps, fails. Creates nothing. Whether there is memory enough, only creating tells.
+///
+/// NULL: neither context nor desc.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.
+/// Threads: any. Capture: never.
+///
+/// # Safety
+/// desc is a descriptor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_supports(
+    context: *const replayssm_context,
+    desc: *const replayssm_pool_desc,
+    max_tokens: i32,
+) -> replayssm_status {
+    guard(|| {
+        let _context = pin::<Context, _>(context, "context")?;
+        // SAFETY: by the caller's promise.
+        supports(&unsafe { pool_config(desc) }?, max_tokens)
+    })
+}
+
+/// Says in plain sentences what a step of batch rows of tokens tokens does on a pool: the kernel and why, when it folds, bytes per row and
+/// step on average over a flush cycle beside those of the plain update, work items and threads, memory. For people: the words may change.
+/// It takes all tokens as accepted, the rows as dense, and the work as done by the library's threads (no exec.n_parts).
+///
+/// text: host memory of capacity bytes. It gets one line per sentence, ASCII, always with a final zero if capacity is not 0; what does not
+/// fit is cut off, and the status is BUFFER_TOO_SMALL, whose sentence says how much is needed. 4096 bytes always suffice.
+/// NULL: text with capacity 0; not layers.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT (batch below 1, tokens not in 1 .. max_step_tokens), BUFFER_TOO_SMALL.
+/// Threads: any. Capture: never.
+///
+/// # Safety
+/// text is NULL or valid for writes of capacity bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_explain(
+    layers: *const replayssm_layers,
+    batch: i32,
+    tokens: i32,
+    text: *mut c_char,
+    capacity: usize,
+) -> replayssm_status {
+    guard(|| {
+        let layers = pin::<Layers, _>(layers, "layers")?;
+        if capacity > 0 {
+            required(text.cast_const().cast(), "text", 1)?;
+        }
+        let whole = layers.explain(batch.into(), tokens.into())?;
+        // SAFETY: by the caller's promise.
+        unsafe { write_text(text, capacity, &whole) }
+    })
+}
+
 macro_rules! layer_call {
     ($layers:ident, $batch:ident, $args:ident, $exec:ident, $convert:path, |$pool:ident, $b:ident, $a:ident, $e:ident| $call:expr) => {
         guard(|| {
@@ -350,12 +462,15 @@ unsafe fn execution(exec: *const replayssm_exec) -> Result<Exec> {
     convert::exec(&unsafe { optional(exec) }?)
 }
 
-/// One Mamba-2 layer of a model step: appends the batch's tokens behind the committed ones and writes their outputs;
-/// folds history into the checkpoint when due. It may be run again or abandoned before the commit: nothing has moved.
+/// One Mamba-2 layer of a model step: appends the batch's tokens behind the committed ones and writes their outputs; folds history into
+/// the checkpoint when due. It may be run again or abandoned before the commit: nothing has moved.
 ///
-/// layer: 0 to n_layers - 1. exec may be NULL. A row's tokens see the committed tokens and the row's earlier ones. Device-side
-/// faults (see replayssm_check) leave a row's slot untouched and its outputs zero. Any thread; calls on disjoint slots may run at the
-/// same time. Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+/// layer: 0 to n_layers - 1 of the pool that layers stands for. batch and args: shapes, dtypes and strides as their fields say. A row's
+/// tokens see the committed tokens and the row's earlier ones. Faults on the device (see replayssm_check) leave a row's slot untouched
+/// and its outputs zero.
+/// NULL: exec; not layers, batch and args; tensors of args where their fields allow it, and all of them if there is no row or no token.
+/// Errors: INVALID_HANDLE (also a pool of another family), INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+/// Threads: any, at the same time on disjoint slots. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// Descriptors and what they point to are valid as their fields say.
@@ -376,13 +491,16 @@ pub unsafe extern "C" fn replayssm_mamba2_step(
     ))
 }
 
-/// Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the
-/// plain update's arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
+/// Rows of any length without rollback: folds history and then the row's tokens one by one into the checkpoint, by the plain update's
+/// arithmetic, and writes every token's output. For prompts, and for comparison: this is the plain update.
 ///
 /// The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, a step, another extend or an export on these slots
 /// does nothing but set FAULT_POSITION, and a rewind fails; an extend that is not committed needs a reset or import. (Where
-/// keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step.) Otherwise as
-/// replayssm_mamba2_step.
+/// keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step.)
+/// layers, layer, batch, args, exec: otherwise as in replayssm_mamba2_step.
+/// NULL: as replayssm_mamba2_step.
+/// Errors: as replayssm_mamba2_step.
+/// Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -403,7 +521,12 @@ pub unsafe extern "C" fn replayssm_mamba2_extend(
     ))
 }
 
-/// One Gated DeltaNet or Kimi Delta Attention layer of a model step. As replayssm_mamba2_step.
+/// One Gated DeltaNet or Kimi Delta Attention layer of a model step.
+///
+/// layers, layer, batch, args, exec: as in replayssm_mamba2_step, of a pool of GDN or KDA.
+/// NULL: as replayssm_mamba2_step.
+/// Errors: as replayssm_mamba2_step.
+/// Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -424,7 +547,12 @@ pub unsafe extern "C" fn replayssm_delta_step(
     ))
 }
 
-/// Gated DeltaNet or Kimi Delta Attention over rows of any length without rollback. As replayssm_mamba2_extend.
+/// Gated DeltaNet or Kimi Delta Attention over rows of any length without rollback.
+///
+/// layers, layer, batch, args, exec: as in replayssm_mamba2_extend, of a pool of GDN or KDA.
+/// NULL: as replayssm_mamba2_step.
+/// Errors: as replayssm_mamba2_step.
+/// Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -445,7 +573,12 @@ pub unsafe extern "C" fn replayssm_delta_extend(
     ))
 }
 
-/// One convolution of a model step. As replayssm_mamba2_step; the window needs no fold.
+/// One convolution of a model step. The window needs no fold.
+///
+/// layers, layer, batch, args, exec: as in replayssm_mamba2_step, of a pool of convolutions.
+/// NULL: as replayssm_mamba2_step.
+/// Errors: as replayssm_mamba2_step.
+/// Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -466,8 +599,13 @@ pub unsafe extern "C" fn replayssm_conv1d_step(
     ))
 }
 
-/// A convolution over rows of any length without rollback. As replayssm_mamba2_extend; of keep_tail, at most min_rewind +
-/// max_step_tokens tokens can be taken back, since the ring holds no more windows.
+/// A convolution over rows of any length without rollback. Of keep_tail, at most min_rewind + max_step_tokens tokens can be taken back,
+/// since the ring holds no more windows.
+///
+/// layers, layer, batch, args, exec: as in replayssm_mamba2_extend, of a pool of convolutions.
+/// NULL: as replayssm_mamba2_step.
+/// Errors: as replayssm_mamba2_step.
+/// Threads: as replayssm_mamba2_step. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -488,11 +626,13 @@ pub unsafe extern "C" fn replayssm_conv1d_extend(
     ))
 }
 
-/// Ends a model step: position += accepted, for every row of the batch. Once, after the last layer: a second commit, or one without
-/// steps, would commit records that nothing wrote. Rolling back is
-/// accepting fewer. args NULL: all tokens of each row. A row of another generation is skipped. An extend takes all tokens.
+/// Ends a model step: position += accepted, for every row of the batch. Once, after the last layer: a second commit, or one without steps,
+/// would commit records that nothing wrote. Rolling back is accepting fewer. A row of another generation is skipped.
 ///
-/// Counts outside 0 .. tokens are clamped and set FAULT_COUNT. Errors as replayssm_mamba2_step.
+/// args: counts [n_rows] of the batch, clamped to 0 .. tokens of the row; one outside sets FAULT_COUNT. An extend takes all tokens.
+/// NULL: args, which means all tokens of each row, and exec; not slots and batch.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+/// Threads: any, at the same time on disjoint rings. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -514,11 +654,15 @@ pub unsafe extern "C" fn replayssm_commit(
     })
 }
 
-/// Starts requests: position, generation and seed of the listed rings are set, their history becomes empty, and the
-/// listed slots of all pools become zero (or stay, with keep_checkpoint). args NULL: all defaults. Convolution windows
-/// become zero too, or are to be imported.
+/// Starts requests: position, generation and seed of the listed rings are set, their history becomes empty, and the listed slots of all
+/// pools on slots become zero (or stay, with keep_checkpoint). Convolution windows become zero too, or are to be imported.
 ///
-/// Errors as replayssm_mamba2_step; with host lists, an id or position out of range is INVALID_ARGUMENT and nothing happens.
+/// list: 0 or more entries; args: arrays with an element per entry, where the list lies.
+/// NULL: args, which means all defaults, and exec; not slots and list.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT (with host lists also an id or position out of range), UNSUPPORTED, WRONG_STREAM; nothing was
+/// done then.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -540,11 +684,14 @@ pub unsafe extern "C" fn replayssm_reset(
     })
 }
 
-/// Writes a pool's checkpoints (a convolution: windows) from a dense state and empties their history.
+/// Writes a pool's checkpoints (a convolution: windows) from a dense state and empties their history. Values are converted to fp32, NaNs
+/// become canonical. Reset first, import after.
 ///
-/// position: [n] tokens already in the state, where the list lies; the rings move there, so every pool on them must be imported or
-/// reset to that position. NULL: the rings' own positions, which stay. Reset first, import after. Values are converted to
-/// fp32, NaNs become canonical. Errors as replayssm_reset.
+/// position: int64 [n] tokens already in the state, where the list lies; the rings move there, so every pool on them must be imported or
+/// reset to that position. src: a row per entry of list.
+/// NULL: position, which means the rings' own positions, which stay, and exec; not layers, list and src.
+/// Errors: as replayssm_reset.
+/// Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -570,8 +717,11 @@ pub unsafe extern "C" fn replayssm_import(
 
 /// Writes the exact state at a held position (a convolution: its window) into a dense buffer. The slot does not change.
 ///
-/// at: [n] positions, where the list lies; NULL: all committed tokens. A position is held from the checkpoint's to the committed one;
-/// another sets FAULT_POSITION, and that entry's part of the buffer is left alone. Errors as replayssm_reset.
+/// at: int64 [n] positions, where the list lies. A position is held from the checkpoint's to the committed one; another sets
+/// FAULT_POSITION, and that entry's part of the buffer is left alone. dst: a row per entry of list.
+/// NULL: at, which means all committed tokens, and exec; not layers, list and dst.
+/// Errors: as replayssm_reset.
+/// Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -598,9 +748,12 @@ pub unsafe extern "C" fn replayssm_export(
 /// Takes back n[i] committed tokens, down to the newest checkpoint of all pools. Up to min_rewind tokens that were committed by steps
 /// since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
 ///
-/// n, done: [n] where the list lies. done may be NULL: with a host list, a rewind too deep is then OUT_OF_RANGE and nothing is rewound.
-/// Otherwise done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which sets FAULT_REWIND and is left
-/// alone. Errors as replayssm_reset.
+/// n, done: int32 [n of list], where the list lies. done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which
+/// sets FAULT_REWIND and is left alone.
+/// NULL: done, with a host list: a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list and n.
+/// Errors: as replayssm_reset, and OUT_OF_RANGE.
+/// Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -623,8 +776,12 @@ pub unsafe extern "C" fn replayssm_rewind(
     })
 }
 
-/// Copies the state of the listed rings into dst [n], in stream order and without synchronising; entries with negative
-/// ids become zero. dst lies in the context's memory, or (CUDA) in pinned host memory.
+/// Copies the state of the listed rings into dst [n of list], in stream order and without synchronising; entries with negative ids become
+/// zero. dst lies in the context's memory, or (CUDA) in pinned host memory.
+///
+/// NULL: exec, and dst if the list is empty; not slots and list.
+/// Errors: as replayssm_reset.
+/// Threads: any. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -655,9 +812,14 @@ fn required_for(pointer: *const c_void, field: &'static str, alignment: usize, n
     Ok(Address(at))
 }
 
-/// Takes n free ids (slots and rings of the same number) from the library's list, most recently released first, each with a new
-/// generation: pass it to reset_args.generation and batch.generation, so that late commits of a former owner do nothing. All or none: OUT_OF_RANGE if fewer are free. Optional: engines with ids of their own
-/// never call it. generations may be NULL. One thread at a time.
+/// Takes n free ids of slots (and rings of the same numbers) from the library's list, most recently released first, each with a new
+/// generation: pass it to reset_args.generation and batch.generation, so that late commits of a former owner do nothing. All or none.
+/// Optional: engines with ids of their own never call it.
+///
+/// ids: host int32 [n]; generations: host uint32 [n].
+/// NULL: generations, and ids with n 0; not slots.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, OUT_OF_RANGE if fewer are free.
+/// Threads: one at a time per handle. Capture: host only.
 ///
 /// # Safety
 /// ids and generations are valid for writes of n elements.
@@ -684,7 +846,12 @@ pub unsafe extern "C" fn replayssm_acquire(
     })
 }
 
-/// Gives ids back. All or none: INVALID_ARGUMENT names an id that is not acquired or named twice. One thread at a time.
+/// Gives ids of slots back. All or none.
+///
+/// ids: host int32 [n].
+/// NULL: ids with n 0; not slots.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, which names an id that is not acquired or named twice.
+/// Threads: one at a time per handle. Capture: host only.
 ///
 /// # Safety
 /// ids is valid for reads of n elements.
@@ -698,7 +865,11 @@ pub unsafe extern "C" fn replayssm_release(slots: *mut replayssm_slots, n: i32, 
     })
 }
 
-/// What the device has found wrong so far, without synchronising. clear: 0, or 1 to forget it.
+/// What the device has found wrong on slots so far, without synchronising. clear: 0, or 1 to forget it.
+///
+/// NULL: neither slots nor out; out->struct_size is set.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.
+/// Threads: any. Capture: host only: it sees work that has run.
 ///
 /// # Safety
 /// out points to a descriptor.
@@ -719,7 +890,11 @@ pub unsafe extern "C" fn replayssm_check(
     })
 }
 
-/// Counters of a slots handle, without synchronising.
+/// Counters of slots over all its pools, without synchronising.
+///
+/// NULL: neither slots nor out; out->struct_size is set.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+/// Threads: any. Capture: host only: it sees work that has run.
 ///
 /// # Safety
 /// out points to a descriptor.

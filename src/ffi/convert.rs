@@ -2,15 +2,18 @@
 
 use super::read::{optional_pointer, required};
 use super::types::{
-    REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, replayssm_batch,
-    replayssm_commit_args, replayssm_conv1d_args, replayssm_delta_args, replayssm_exec, replayssm_ids, replayssm_lent,
-    replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args,
-    replayssm_state, replayssm_stats, replayssm_tensor,
+    REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_LOG_INFO,
+    REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, replayssm_batch, replayssm_commit_args, replayssm_context_desc,
+    replayssm_conv1d_args, replayssm_delta_args, replayssm_exec, replayssm_ids, replayssm_lent, replayssm_list,
+    replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args, replayssm_state,
+    replayssm_stats, replayssm_tensor,
 };
 use std::borrow::Cow;
+use std::ffi::{CString, c_void};
 
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
+use crate::log::{Level, Log};
 use crate::replay::config::PoolFields;
 use crate::replay::launch::{
     Address, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Gate, Ids, List, Mamba2Args, Report, ResetArgs, StateTensor,
@@ -98,6 +101,44 @@ fn optional_tensor(from: &replayssm_tensor, field: &'static str) -> Result<Optio
         head: from.stride_head,
         dtype: Dtype::from_raw(from.dtype, Part(field, ".dtype"))?,
     }))
+}
+
+/// What log lines are handed with.
+struct User(*mut c_void);
+
+// SAFETY: an address that the library does not follow; the header tells its owner on which threads the hook runs.
+unsafe impl Send for User {}
+// SAFETY: as for Send.
+unsafe impl Sync for User {}
+
+impl User {
+    fn pointer(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+pub(super) fn log(from: &replayssm_context_desc) -> Result<Log> {
+    zero("context_desc.log_reserved", from.log_reserved)?;
+    let level = match from.log_level {
+        REPLAYSSM_LOG_NONE => return Ok(Log::default()),
+        REPLAYSSM_LOG_WARNING => Level::Warning,
+        REPLAYSSM_LOG_INFO => Level::Info,
+        other => {
+            return Err(Error::unsupported("context_desc.log_level", other, "REPLAYSSM_LOG_NONE, _WARNING and _INFO"));
+        }
+    };
+    let Some(hook) = from.log else {
+        return Err(Error::invalid("context_desc.log", "NULL", "a function, because log_level asks for lines"));
+    };
+    let user = User(from.log_user);
+    Ok(Log::new(
+        level,
+        Box::new(move |level, text| {
+            let text = CString::new(text).unwrap_or_default();
+            // SAFETY: the header asks for a function that can be called like this until the context and all on it are gone.
+            unsafe { hook(user.pointer(), level as i32, text.as_ptr()) };
+        }),
+    ))
 }
 
 pub(super) fn exec(from: &replayssm_exec) -> Result<Exec> {

@@ -184,12 +184,13 @@ pub(super) fn pin<K: Kind, H>(handle: *const H, argument: &'static str) -> Resul
     Err(invalid::<K>(argument, "it has been destroyed"))
 }
 
-/// Destroys a handle; the object goes when the last call inside it returns and its last child is gone. NULL and stale
-/// handles do nothing.
-pub(super) fn remove<K: Kind, H>(handle: *mut H) {
-    let Ok(pinned) = pin::<K, H>(handle, "") else { return };
-    let _ = pinned.entry.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+/// Destroys a handle; the object goes when the last call inside it returns and its last child is gone. Gives the object if it is
+/// this call that destroys it; none for NULL and stale handles.
+pub(super) fn remove<K: Kind, H>(handle: *mut H) -> Option<Pin<K>> {
+    let pinned = pin::<K, H>(handle, "").ok()?;
+    let marked = pinned.entry.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
         // The pin keeps the generation: another thread can at most have marked the entry first.
         (state & LIVE != 0).then_some(state & !LIVE | DYING)
     });
+    marked.is_ok().then_some(pinned)
 }

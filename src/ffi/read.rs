@@ -1,7 +1,7 @@
 //! Reads descriptors of any version: size first, the known part, and nothing but zeros behind it.
 
 use std::borrow::Cow;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use crate::error::{Error, Result};
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 pub(super) unsafe trait Descriptor: Copy {
     /// Its C name, for messages.
     const NAME: &'static str;
-    /// Its size in the first version that had it. It has not grown yet.
+    /// Its size in the first version that had it.
     const FIRST_SIZE: usize = size_of::<Self>();
 }
 
@@ -138,6 +138,25 @@ pub(super) fn optional_pointer(
 pub(super) unsafe fn write_out<T>(to: *mut T, value: T) {
     // SAFETY: the caller promises validity.
     unsafe { to.write_unaligned(value) }
+}
+
+/// Writes as much of a text as fits, with a final zero.
+///
+/// # Safety
+/// `to` is valid for writes of `capacity` bytes.
+pub(super) unsafe fn write_text(to: *mut c_char, capacity: usize, text: &str) -> Result<()> {
+    if let Some(room) = capacity.checked_sub(1) {
+        let n = text.len().min(room);
+        // SAFETY: n is below the capacity, and the caller promises that many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), to, n) };
+        // SAFETY: as above.
+        unsafe { to.wrapping_add(n).write(0) };
+    }
+    let needed = text.len() + 1;
+    if capacity < needed {
+        return Err(Error::BufferTooSmall { field: "capacity".into(), value: capacity as u64, needed: needed as u64 });
+    }
+    Ok(())
 }
 
 /// `n` elements that the caller lends for the call.

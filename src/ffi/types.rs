@@ -138,6 +138,21 @@ pub const REPLAYSSM_DEVICE: replayssm_where = 0;
 /// In host memory, read before the call returns: a bad value is an error and nothing happens. At most 256 entries.
 pub const REPLAYSSM_HOST: replayssm_where = 1;
 
+/// How much a line of the log matters.
+pub type replayssm_log_level = i32;
+/// No line.
+pub const REPLAYSSM_LOG_NONE: replayssm_log_level = 0;
+/// What is right, but slower or larger than it could be.
+pub const REPLAYSSM_LOG_WARNING: replayssm_log_level = 1;
+/// What was chosen, created and destroyed; warnings too.
+pub const REPLAYSSM_LOG_INFO: replayssm_log_level = 2;
+
+/// Takes a line of the log: the desc's log_user, a level of REPLAYSSM_LOG_*, and a text of one line that lives for the call.
+/// It runs on the thread of a call that creates or destroys, never in any other and never on the library's own threads; on several
+/// threads at once where they make such calls. It must not call this library, throw, or leave by longjmp.
+pub type replayssm_log =
+    Option<unsafe extern "C" fn(user: *mut c_void, level: replayssm_log_level, text: *const c_char)>;
+
 /// A CUDA stream; the same type as CUstream and cudaStream_t. NULL on the CPU backend.
 pub type replayssm_stream = *mut CUstream_st;
 
@@ -201,6 +216,15 @@ pub struct replayssm_context_desc {
     pub flags: u32,
     /// Zero.
     pub reserved: u32,
+    /// Gets a line whenever something is created or destroyed on this context. NULL: nobody does. It and log_user must last until
+    /// the context and everything on it are gone.
+    pub log: replayssm_log,
+    /// Handed to log; the library does not look at it.
+    pub log_user: *mut c_void,
+    /// REPLAYSSM_LOG_*: lines of this level and of those below. 0: none.
+    pub log_level: replayssm_log_level,
+    /// Zero.
+    pub log_reserved: u32,
 }
 
 /// What a context is. Out.
@@ -676,19 +700,21 @@ pub struct replayssm_stats {
     pub ring_bytes_written: u64,
 }
 
+/// Descriptors, each with the first field that its first version did not have, if it has grown since.
 macro_rules! descriptors {
-    ($($ty:ident),* $(,)?) => {
+    ($($ty:ident $(from $grown:ident)?),* $(,)?) => {
         $(
             // SAFETY: repr(C), integers and pointers only, no padding (asserted by the tests of the header), first
             // field struct_size.
             unsafe impl Descriptor for $ty {
                 const NAME: &'static str = stringify!($ty);
+                $(const FIRST_SIZE: usize = std::mem::offset_of!($ty, $grown);)?
             }
         )*
     };
 }
 descriptors!(
-    replayssm_context_desc,
+    replayssm_context_desc from log,
     replayssm_context_info,
     replayssm_slots_desc,
     replayssm_pool_desc,
@@ -713,6 +739,7 @@ mod agreement {
 
     use super::*;
     use crate::error::Status;
+    use crate::log::Level;
     use crate::replay::launch::{Cursor, fault};
 
     const _: () = {
@@ -726,6 +753,8 @@ mod agreement {
         assert!(Status::NoCuda as i32 == REPLAYSSM_NO_CUDA);
         assert!(Status::OutOfMemory as i32 == REPLAYSSM_OUT_OF_MEMORY);
         assert!(Status::Internal as i32 == REPLAYSSM_INTERNAL);
+        assert!(Level::Warning as i32 == REPLAYSSM_LOG_WARNING);
+        assert!(Level::Info as i32 == REPLAYSSM_LOG_INFO);
         assert!(fault::ID == REPLAYSSM_FAULT_ID);
         assert!(fault::COUNT == REPLAYSSM_FAULT_COUNT);
         assert!(fault::LENGTH == REPLAYSSM_FAULT_LENGTH);

@@ -3,14 +3,17 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::config::{Family, PoolConfig, SlotsConfig};
+use super::explain;
 use super::launch::{
     Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, Ids, List, MAX_HOST_LIST,
     Mamba2Args, Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
+use super::plan::{StepPlan, warnings};
 use super::position::Rule;
 use crate::dtype::IndexType;
 use crate::error::{Error, Result};
+use crate::log::{Level, Log};
 
 /// One backend on one device.
 pub struct Context {
@@ -18,6 +21,8 @@ pub struct Context {
     pub backend: Box<dyn Backend>,
     /// Makes the next commit panic; see the feature `fault-injection`.
     pub panic_on_commit: bool,
+    /// Where lines about what lives on it go.
+    pub log: Log,
 }
 
 /// Positions and schedule of all layers of a model on one device.
@@ -39,6 +44,27 @@ pub struct Layers {
     slots: Arc<Slots>,
     view: Arc<PoolView>,
     layouts: Vec<ComponentLayout>,
+}
+
+impl Context {
+    /// Says what the context is.
+    pub fn log_created(&self) {
+        self.log.line(Level::Info, || {
+            let info = self.backend.info();
+            format!("context created: {}, {} threads", info.name, info.n_threads)
+        });
+        // On x86-64 alone: other targets have a fused multiply-add in their baseline.
+        if cfg!(target_arch = "x86_64") && self.backend.info().name.ends_with("baseline") {
+            self.log.line(Level::Warning, || {
+                "context: this processor has no AVX2 with FMA and F16C: kernels are right, and many times slower".into()
+            });
+        }
+    }
+
+    /// Says that the context goes.
+    pub fn log_destroyed(&self) {
+        self.log.line(Level::Info, || "context destroyed".into());
+    }
 }
 
 /// Memory that the caller lends for one component instead of letting the library allocate it.
@@ -96,7 +122,21 @@ impl Slots {
             _counters: counters,
         });
         slots.start_schedule()?;
+        slots.context.log.line(Level::Info, || {
+            let config = &slots.view.config;
+            format!(
+                "slots created: {} slots, {} rings, {bytes} bytes of positions; {}",
+                config.n_slots,
+                config.n_rings,
+                explain::rules(config)
+            )
+        });
         Ok(slots)
+    }
+
+    /// Says that the slots handle goes.
+    pub fn log_destroyed(&self) {
+        self.context.log.line(Level::Info, || format!("slots destroyed, pools still on them: {}", self.pools().len()));
     }
 
     /// Gives every ring its first fold point, as a reset at position 0 would, in generation 0.
@@ -242,6 +282,7 @@ impl Layers {
     pub fn create(slots: Arc<Slots>, config: PoolConfig, lent: &[Lent]) -> Result<Arc<Self>> {
         let layouts = components(&slots.view.config, &config)?;
         let mut memory = Vec::new();
+        let mut owned = 0;
         let mut views = Vec::new();
         for (i, l) in lent.iter().enumerate() {
             if !layouts.iter().any(|layout| layout.component == l.component) {
@@ -266,6 +307,7 @@ impl Layers {
                     let block = slots.backend().allocate("a pool", total)?;
                     let base = block.address();
                     memory.push(block);
+                    owned += total;
                     ComponentView {
                         component: layout.component,
                         base,
@@ -279,7 +321,39 @@ impl Layers {
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
         let view = Arc::new(PoolView { config, index, components: views });
         pools.push(view.clone());
-        Ok(Arc::new(Layers { slots: slots.clone(), view, layouts, _memory: memory }))
+        drop(pools);
+        let layers = Arc::new(Layers { slots, view, layouts, _memory: memory });
+        layers.log_created(owned, lent.len());
+        Ok(layers)
+    }
+
+    fn log_created(&self, owned: u64, n_lent: usize) {
+        let (slots, config) = (&self.slots.view.config, &self.view.config);
+        let log = &self.slots.context.log;
+        log.line(Level::Info, || {
+            let (slot, ring) = explain::sizes(&self.layouts);
+            format!(
+                "pool {} created: {}; {slot} bytes per slot and layer, {ring} per ring and layer, {owned} bytes allocated, {n_lent} components lent",
+                self.view.index,
+                explain::pool(config),
+            )
+        });
+        for warning in warnings(slots, config) {
+            log.line(Level::Warning, || format!("pool {}: {warning}", self.view.index));
+        }
+    }
+
+    /// Says that the pool goes.
+    pub fn log_destroyed(&self) {
+        self.slots.context.log.line(Level::Info, || format!("pool {} destroyed", self.view.index));
+    }
+
+    /// What a step of `rows` rows of `tokens` tokens does, in sentences.
+    pub fn explain(&self, rows: i64, tokens: i64) -> Result<String> {
+        let info = self.slots.backend().info();
+        let (slots, config) = (&self.slots.view.config, &self.view.config);
+        let plan = StepPlan::new(slots, config, rows, tokens, info.n_threads)?;
+        Ok(explain::step(&info, slots, config, &self.layouts, (rows, tokens), &plan))
     }
 
     /// Size and place of every component.

@@ -16,6 +16,27 @@ int main() {
   if (replayssm_context_create(&desc, &context) != REPLAYSSM_OK) return 2;
   if (replayssm_context_query(context, &info) != REPLAYSSM_OK || info.n_threads != 2) return 3;
   replayssm_context_destroy(context);
+#if __has_include(<replayssm.hpp>)
+  const replayssm::Context wrapped(desc);
+  auto sizes = replayssm::init<replayssm_slots_desc>();
+  auto shape = replayssm::init<replayssm_pool_desc>();
+  sizes.n_slots = 1;
+  shape.family = REPLAYSSM_MAMBA2;
+  shape.n_layers = shape.nheads = shape.ngroups = 1;
+  shape.headdim = shape.dstate = 64;
+  shape.io = REPLAYSSM_F32;
+  wrapped.supports(shape);
+  replayssm::Slots slots(wrapped, sizes);
+  const replayssm::Layers layers(slots, shape);
+  if (layers.explain(1).rfind("Pool: Mamba-2, 1 layer", 0) != 0) return 4;
+  try {
+    shape.headdim = 1000;
+    wrapped.supports(shape);
+    return 5;
+  } catch (const replayssm::Error& error) {
+    if (error.status() != REPLAYSSM_UNSUPPORTED) return 6;
+  }
+#endif
   std::printf("consumer: %s\n", info.name);
   return 0;
 }

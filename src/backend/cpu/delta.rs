@@ -25,15 +25,12 @@ use crate::replay::config::{DeltaDims, DeltaKind, Family, MAX_DIM, Readout, TILE
 use crate::replay::launch::{Batch, DeltaArgs, Exec, Gate, Mode, PoolView, SlotsView, Tensor, fault};
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{Decay, exp, rsqrt, sigmoid, softplus};
+use crate::replay::plan::{BLOCK, CHUNK};
 use crate::replay::position::StepView;
 use crate::replay::step::{Columns, Decays, DeltaTokens, MAX_COLUMNS, Output, Source, Target, Tile, dot, padded};
 use crate::replay::vector;
 
 const MAX: usize = MAX_DIM as usize;
-/// Records and tokens that a tile takes in at once.
-const CHUNK: usize = 16;
-/// Tokens whose outputs are computed together.
-const BLOCK: usize = 8;
 const LOOKBACK: usize = MAX_HISTORY + MAX_PARALLEL;
 
 /// One layer's memory of one slot and ring, of one value head.
@@ -545,7 +542,8 @@ fn work(kernel: &Kernel<'_>, per_row: i64, next: Ranges<'_>) {
             }
         }
         match next() {
-            Some(more) => items = more,
+            // What the heads of a group share is decoded once in each range, so that every run moves as many bytes.
+            Some(more) => (items, scratch.cache.key) = (more, None),
             None => break,
         }
     }

@@ -23,6 +23,7 @@ use crate::replay::config::{Family, MAX_DIM, Mamba2Dims, Readout, TILE_ROWS};
 use crate::replay::launch::{Batch, Exec, Mamba2Args, Mode, PoolView, SlotsView, Tensor, fault};
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{Decay, exp, silu, softplus};
+use crate::replay::plan::{BLOCK, CHUNK};
 use crate::replay::position::StepView;
 use crate::replay::step::{Columns, MAX_COLUMNS, Mamba2Tokens, Output, Source, Target, Tile, dot, padded};
 use crate::replay::vector;
@@ -193,10 +194,6 @@ impl<'a> HeadState<'a> {
 /// dt and g of records.
 type Gates = [(f32, f32); MAX_HISTORY];
 
-/// Records and tokens that a tile takes in at once.
-const CHUNK: usize = 16;
-/// Tokens whose outputs are computed together.
-const BLOCK: usize = 8;
 const LOOKBACK: usize = MAX_HISTORY + MAX_PARALLEL;
 
 /// What the heads of one group of one row share. Filled as it is needed.
@@ -466,7 +463,8 @@ fn work(kernel: &Kernel<'_>, per_row: i64, next: Ranges<'_>) {
             }
         }
         match next() {
-            Some(more) => items = more,
+            // What the heads of a group share is decoded once in each range, so that every run moves as many bytes.
+            Some(more) => (items, scratch.cache.key) = (more, None),
             None => break,
         }
     }

@@ -27,12 +27,7 @@ use crate::replay::launch::{
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
 use crate::replay::layout::ALIGNMENT;
-
-/// Work on less state than this stays on the calling thread: waking another takes about 10 us, in which a core does as much.
-const SHARED_BYTES: i64 = 128 << 10;
-
-/// State that a thread takes at once, at most.
-const RANGE_BYTES: i64 = 256 << 10;
+use crate::replay::plan::{SHARED_BYTES, range_length};
 
 /// Gives a thread the next range of items.
 type Ranges<'a> = &'a mut dyn FnMut() -> Option<Range<i64>>;
@@ -71,10 +66,7 @@ impl Cpu {
         let (begin, end) = exec.share(items);
         let is_shared = exec.n_parts == 1 && items.saturating_mul(bytes) >= SHARED_BYTES;
         let threads = self.threads.as_ref().filter(|_| is_shared);
-        // Short ranges even out what differs between them, folds above all; long ones decode what neighbours share only once.
-        let longest = (RANGE_BYTES / bytes.max(1)).max(1);
-        let length =
-            if is_shared { longest.min((end - begin) / (4 * i64::from(self.n_threads))).max(1) } else { i64::MAX };
+        let length = if is_shared { range_length(end - begin, bytes, self.n_threads) } else { i64::MAX };
         let next = AtomicI64::new(begin);
         let serve = |_| {
             let _control = FloatControl::set();

@@ -12,6 +12,7 @@ use crate::replay::config::{Format, MAX_DIM, MAX_MIN_REWIND, MAX_WINDOW, StateDi
 use crate::replay::launch::{Address, PoolView, SlotsView};
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{rounding_words, to_bf16_stochastic, to_f16, to_f16_stochastic};
+use crate::replay::plan;
 use crate::replay::step::{
     self, Bf16Rows, Columns, DeltaTokens, F32Rows, Mamba2Tokens, Memory, NoMemory, Output, PlaneRows, Size, Source,
     Target, Tile,
@@ -23,7 +24,7 @@ pub(super) const MAX_TILES: usize = MAX_DIM as usize / TILE_ROWS;
 /// Records that a history holds at most: W + keep.
 pub(super) const MAX_HISTORY: usize = (MAX_WINDOW + MAX_MIN_REWIND) as usize;
 /// Longer steps are serial.
-pub(super) const MAX_PARALLEL: usize = 16;
+pub(super) const MAX_PARALLEL: usize = plan::MAX_PARALLEL as usize;
 
 /// One layer's checkpoint of one slot, one head.
 #[derive(Clone, Copy)]

@@ -464,7 +464,44 @@ void device_faults(void) {
   CHECK(report.bits == 0);
 }
 
+/* Text of every capacity: never a byte behind it, always a final zero. */
+static void texts(void) {
+  static char whole[4096], part[4096];
+  const replayssm_layers *pools[] = {mamba, conv, delta};
+  for (size_t p = 0; p < sizeof pools / sizeof pools[0]; p++) {
+    memset(whole, 0x5A, sizeof whole);
+    WORKS(replayssm_explain(pools[p], 3, 4, whole, sizeof whole));
+    const size_t length = strlen(whole);
+    CHECK(length > 200 && length < sizeof whole && whole[length - 1] == '\n' && whole[length + 1] == 0x5A);
+    for (size_t i = 0; i < length; i++) CHECK(whole[i] == '\n' || (whole[i] >= ' ' && whole[i] <= '~'));
+    WORKS(replayssm_explain(pools[p], 3, 4, part, length + 1));
+    CHECK(strcmp(whole, part) == 0);
+    for (size_t capacity = 1; capacity <= length; capacity += capacity < 8 || capacity > length - 8 ? 1 : 13) {
+      memset(part, 0x5A, sizeof part);
+      FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is", replayssm_explain(pools[p], 3, 4, part, capacity));
+      CHECK(strlen(part) == capacity - 1 && memcmp(part, whole, capacity - 1) == 0 && part[capacity] == 0x5A);
+    }
+    char needed[64];
+    snprintf(needed, sizeof needed, "capacity is 0; at least %zu", length + 1);
+    FAILS(REPLAYSSM_BUFFER_TOO_SMALL, needed, replayssm_explain(pools[p], 3, 4, NULL, 0));
+    FAILS(INVALID, "text is NULL", replayssm_explain(pools[p], 3, 4, NULL, 1));
+    FAILS(INVALID, "batch is 0", replayssm_explain(pools[p], 0, 4, part, sizeof part));
+    FAILS(INVALID, "batch is -1", replayssm_explain(pools[p], -1, 4, part, sizeof part));
+    FAILS(INVALID, "tokens is 0", replayssm_explain(pools[p], 3, 0, part, sizeof part));
+    FAILS(INVALID, "tokens is 5", replayssm_explain(pools[p], 3, 5, part, sizeof part));
+    FAILS(INVALID, "tokens is 2147483647", replayssm_explain(pools[p], 3, INT32_MAX, part, sizeof part));
+    WORKS(replayssm_explain(pools[p], INT32_MAX, 1, whole, sizeof whole));
+  }
+  const replayssm_pool_desc d = good_mamba();
+  WORKS(replayssm_supports(context, &d, 0));
+  WORKS(replayssm_supports(context, &d, 256));
+  FAILS(INVALID, "max_step_tokens is -1", replayssm_supports(context, &d, -1));
+  FAILS(UNSUPPORTED, "max_step_tokens is 257", replayssm_supports(context, &d, 257));
+  FAILS(UNSUPPORTED, "max_step_tokens", replayssm_supports(context, &d, INT32_MAX));
+}
+
 void ids_and_buffers(void) {
+  texts();
   int32_t taken[4] = {77, 77, 77, 77}, again[2];
   uint32_t generations[4] = {77, 77, 77, 77};
   int32_t n = 77;

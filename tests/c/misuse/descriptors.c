@@ -26,6 +26,9 @@ static replayssm_status create_pool(const replayssm_pool_desc *desc, const repla
   return status;
 }
 static replayssm_status with_pool_desc(void) { return create_pool((const replayssm_pool_desc *)described, NULL, 0); }
+static replayssm_status with_supports(void) {
+  return replayssm_supports(context, (const replayssm_pool_desc *)described, 1);
+}
 static replayssm_status with_lent(void) {
   replayssm_pool_desc d = good_mamba();
   return create_pool(&d, (const replayssm_lent *)described, 1);
@@ -87,7 +90,8 @@ static replayssm_status with_component(void) {
   return status;
 }
 
-static void descriptor(const char *name, const void *good, size_t size, bool optional, bool output,
+/* first: the size of the descriptor's first version. */
+static void descriptor(const char *name, const void *good, size_t size, size_t first, bool optional, bool output,
                        replayssm_status (*call)(void)) {
   static union {
     uint64_t alignment;
@@ -95,7 +99,7 @@ static void descriptor(const char *name, const void *good, size_t size, bool opt
   } at;
   char field[80], offset[80];
   const uint32_t known = (uint32_t)size;
-  const uint32_t wrong[] = {0, 1, 3, known - 4, known - 1, known + 1, 1 << 17, UINT32_MAX};
+  const uint32_t wrong[] = {0, 1, 3, (uint32_t)first - 4, known - 1, known + 1, 1 << 17, UINT32_MAX};
   snprintf(field, sizeof field, "%s.struct_size", name);
 #define CASE(new_size)                             \
   (memset(at.bytes, 0, sizeof at),                 \
@@ -103,6 +107,10 @@ static void descriptor(const char *name, const void *good, size_t size, bool opt
    memcpy(at.bytes, &(uint32_t){(new_size)}, 4),   \
    described = at.bytes)
   (void)CASE(known);
+  WORKS(call());
+  /* An older header: what lies behind the caller's size is not looked at. */
+  (void)CASE((uint32_t)first);
+  memset(at.bytes + first, 0x5A, 64);
   WORKS(call());
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     (void)CASE(wrong[i]);
@@ -147,12 +155,12 @@ static void descriptor(const char *name, const void *good, size_t size, bool opt
 #define DESCRIPTOR(type, good, optional, call)                           \
   do {                                                                   \
     type value = good;                                                   \
-    descriptor(#type, &value, sizeof value, (optional), false, (call));  \
+    descriptor(#type, &value, sizeof value, sizeof value, (optional), false, (call));  \
   } while (0)
 #define OUT_DESCRIPTOR(type, call)                                 \
   do {                                                             \
     type value = REPLAYSSM_INIT(type);                             \
-    descriptor(#type, &value, sizeof value, false, true, (call));  \
+    descriptor(#type, &value, sizeof value, sizeof value, false, true, (call));  \
   } while (0)
 
 /* Memory for any one component of the test's pool. */
@@ -166,9 +174,11 @@ static replayssm_lent good_lent(void) {
 }
 
 void descriptors(void) {
-  DESCRIPTOR(replayssm_context_desc, REPLAYSSM_INIT(replayssm_context_desc), true, with_context_desc);
+  replayssm_context_desc grown = REPLAYSSM_INIT(replayssm_context_desc);
+  descriptor("replayssm_context_desc", &grown, sizeof grown, offsetof(replayssm_context_desc, log), true, false, with_context_desc);
   DESCRIPTOR(replayssm_slots_desc, good_slots(), false, with_slots_desc);
   DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_pool_desc);
+  DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_supports);
   DESCRIPTOR(replayssm_lent, good_lent(), false, with_lent);
   DESCRIPTOR(replayssm_batch, good_batch(), false, with_batch);
   DESCRIPTOR(replayssm_batch, good_batch(), false, with_commit_batch);
@@ -196,16 +206,27 @@ static replayssm_status create_slots(const replayssm_slots_desc *d) {
   return with_slots_desc();
 }
 
+/* What a pool is refused for, replayssm_supports refuses with the same words, and what is not, it does not. */
+static replayssm_status create_and_ask(const replayssm_pool_desc *d) {
+  char sentence[512];
+  replayssm_status created = create_pool(d, NULL, 0);
+  snprintf(sentence, sizeof sentence, "%s", replayssm_last_error_message());
+  replayssm_status supported = replayssm_supports(context, d, 1);
+  CHECK(supported == created);
+  CHECK(strcmp(sentence, replayssm_last_error_message()) == 0);
+  return created;
+}
+
 #define BAD_CONTEXT(assignment, status, word) \
   SPOIL(replayssm_context_desc, REPLAYSSM_INIT(replayssm_context_desc), assignment, status, word, create_context(&d))
 #define BAD_SLOTS(assignment, status, word) \
   SPOIL(replayssm_slots_desc, good_slots(), assignment, status, word, create_slots(&d))
 #define BAD_MAMBA(assignment, status, word) \
-  SPOIL(replayssm_pool_desc, good_mamba(), assignment, status, word, create_pool(&d, NULL, 0))
+  SPOIL(replayssm_pool_desc, good_mamba(), assignment, status, word, create_and_ask(&d))
 #define BAD_DELTA(assignment, status, word) \
-  SPOIL(replayssm_pool_desc, good_delta(), assignment, status, word, create_pool(&d, NULL, 0))
+  SPOIL(replayssm_pool_desc, good_delta(), assignment, status, word, create_and_ask(&d))
 #define BAD_CONV(assignment, status, word) \
-  SPOIL(replayssm_pool_desc, good_conv(), assignment, status, word, create_pool(&d, NULL, 0))
+  SPOIL(replayssm_pool_desc, good_conv(), assignment, status, word, create_and_ask(&d))
 
 void creation(void) {
   BAD_CONTEXT(backend = 7, UNSUPPORTED, "context_desc.backend");
@@ -217,6 +238,10 @@ void creation(void) {
   BAD_CONTEXT(flags = 1, UNSUPPORTED, "context_desc.flags");
   BAD_CONTEXT(flags = 1u << 31, UNSUPPORTED, "context_desc.flags");
   BAD_CONTEXT(reserved = 1, UNSUPPORTED, "context_desc.reserved");
+  BAD_CONTEXT(log_level = -1, UNSUPPORTED, "context_desc.log_level");
+  BAD_CONTEXT(log_level = 3, UNSUPPORTED, "context_desc.log_level");
+  BAD_CONTEXT(log_level = REPLAYSSM_LOG_INFO, INVALID, "context_desc.log is NULL");
+  BAD_CONTEXT(log_reserved = 1, UNSUPPORTED, "context_desc.log_reserved");
 
   BAD_SLOTS(n_slots = 0, INVALID, "slots_desc.n_slots");
   BAD_SLOTS(n_slots = -1, INVALID, "slots_desc.n_slots");

@@ -19,6 +19,16 @@ static replayssm_status on_context_query(const void *h) {
   return replayssm_context_query((const replayssm_context *)h, &result.info);
 }
 
+static replayssm_status on_supports(const void *h) {
+  replayssm_pool_desc d = good_mamba();
+  return replayssm_supports((const replayssm_context *)h, &d, 4);
+}
+
+static replayssm_status on_explain(const void *h) {
+  static char text[4096];
+  return replayssm_explain((const replayssm_layers *)h, 2, 2, text, sizeof text);
+}
+
 static replayssm_status on_slots_create(const void *h) {
   replayssm_slots_desc d = good_slots();
   replayssm_slots *made = slots;
@@ -145,6 +155,7 @@ static const struct {
   replayssm_status (*call)(const void *handle);
 } functions[] = {
     {"context_query", CONTEXT, on_context_query},
+    {"supports", CONTEXT, on_supports},
     {"slots_create", CONTEXT, on_slots_create},
     {"layers_create", SLOTS_HANDLE, on_layers_create},
     {"commit", SLOTS_HANDLE, on_commit},
@@ -156,6 +167,7 @@ static const struct {
     {"check", SLOTS_HANDLE, on_check},
     {"stats_read", SLOTS_HANDLE, on_stats_read},
     {"layers_components", MAMBA, on_components},
+    {"explain", MAMBA, on_explain},
     {"mamba2_step", MAMBA, on_mamba2_step},
     {"mamba2_extend", MAMBA, on_mamba2_extend},
     {"conv1d_step", CONV, on_conv1d_step},
