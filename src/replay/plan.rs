@@ -211,26 +211,24 @@ impl Work {
     /// Runs of neighbouring items that share a cache of their group, of `per_group` items: how many there are of each length. A range's
     /// end cuts a run in two.
     fn runs(&self, per_group: i64) -> BTreeMap<u64, u64> {
+        // Groups and ranges begin together again after as many items.
+        let period = per_group / gcd(per_group, self.length) * self.length;
         let mut runs = BTreeMap::new();
-        let mut add = |length: i64, n: i64| {
-            if length > 0 && n > 0 {
-                *runs.entry(length as u64).or_default() += n as u64;
+        for (end, times) in [(period, self.items / period), (self.items % period, 1)] {
+            let mut from = 0;
+            while from < end && times > 0 {
+                let next = |length: i64| from - from % length + length;
+                let to = next(per_group).min(next(self.length)).min(end);
+                *runs.entry((to - from) as u64).or_default() += times as u64;
+                from = to;
             }
-        };
-        // What of a group the cuts so far have not reached.
-        let mut rest = 0;
-        let mut from = 0;
-        for cut in (1..=self.ranges).map(|i| self.items.min(i.saturating_mul(self.length))) {
-            let head = rest.min(cut - from);
-            add(head, 1);
-            let whole = cut - from - head;
-            add(per_group, whole / per_group);
-            add(whole % per_group, 1);
-            rest = if whole > 0 { (per_group - whole % per_group) % per_group } else { rest - head };
-            from = cut;
         }
         runs
     }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Bytes of a token's records in a ring, per head (or group, key head; a convolution: all channels), as the layout has them.
@@ -485,21 +483,22 @@ mod tests {
 
     #[test]
     fn runs_are_cut_by_groups_and_by_ranges() {
-        for (items, per_group, ranges) in
-            [(12, 3, 1), (12, 3, 4), (12, 3, 5), (30, 5, 12), (10, 10, 7), (7, 1, 3), (40, 40, 4)]
+        for (items, per_group, range) in
+            [(12, 3, 12), (12, 3, 3), (12, 3, 5), (30, 5, 4), (10, 10, 3), (7, 1, 3), (40, 40, 7)]
         {
-            let work = Work { items, item_bytes: 1, ranges, threads: 1 };
+            let ranges = (items + range - 1) / range;
+            let work = Work { items, item_bytes: 1, length: range, ranges, threads: 1 };
             let mut lengths = BTreeMap::new();
             let mut length = 0u64;
             for item in 0..items {
                 length += 1;
-                let cut = (1..=ranges).any(|i| items * i / ranges == item + 1);
+                let cut = (item + 1) % range == 0 || item + 1 == items;
                 if (item + 1) % per_group == 0 || cut {
                     *lengths.entry(length).or_insert(0u64) += 1;
                     length = 0;
                 }
             }
-            assert_eq!(work.runs(per_group), lengths, "{items} items, groups of {per_group}, {ranges} ranges");
+            assert_eq!(work.runs(per_group), lengths, "{items} items, groups of {per_group}, ranges of {range}");
         }
     }
 
