@@ -211,14 +211,15 @@ impl Work {
     /// Runs of neighbouring items that share a cache of their group, of `per_group` items: how many there are of each length. A range's
     /// end cuts a run in two.
     fn runs(&self, per_group: i64) -> BTreeMap<u64, u64> {
-        // Groups and ranges begin together again after as many items.
-        let period = per_group / gcd(per_group, self.length) * self.length;
+        // A single range cuts nothing. Otherwise, groups and ranges begin together again after as many items.
+        let length = if self.length >= self.items { per_group } else { self.length };
+        let period = per_group / gcd(per_group, length) * length;
         let mut runs = BTreeMap::new();
         for (end, times) in [(period, self.items / period), (self.items % period, 1)] {
             let mut from = 0;
             while from < end && times > 0 {
                 let next = |length: i64| from - from % length + length;
-                let to = next(per_group).min(next(self.length)).min(end);
+                let to = next(per_group).min(next(length)).min(end);
                 *runs.entry((to - from) as u64).or_default() += times as u64;
                 from = to;
             }
