@@ -39,10 +39,10 @@ int main(void) {
   status = replayssm_context_create(&newer.known, &context); /* asks for something that the library cannot know */
   REQUIRE(status == REPLAYSSM_UNSUPPORTED && context == NULL);
   puts(replayssm_last_error_message());
-  /* the byte at offset 24 of replayssm_context_desc is not 0; this library supports the 24 bytes it knows */
+  /* the byte at offset 48 of replayssm_context_desc is not 0; this library supports the 48 bytes it knows */
   /* <<< newer */
   REQUIRE(strcmp(replayssm_last_error_message(),
-                 "the byte at offset 24 of replayssm_context_desc is not 0; this library supports the 24 bytes it knows") == 0);
+                 "the byte at offset 48 of replayssm_context_desc is not 0; this library supports the 48 bytes it knows") == 0);
 
   /* A handle that is none. */
   int object = 0;
