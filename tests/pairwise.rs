@@ -593,6 +593,8 @@ fn drive(choice: &Choice) {
 
 /// Each quarter of the table is a test, so that they share the processors.
 fn quarter(n: usize) {
+    // The models are small; with several threads, several are to work all the same.
+    replayssm::backend::cpu::share_all();
     let table = table();
     for (i, choice) in table.iter().enumerate().filter(|(i, _)| i % 4 == n) {
         println!("model {i} of {}: {}", table.len(), name(choice));

@@ -182,6 +182,7 @@ pub fn step(
     let unit = if is_conv { "channel tiles" } else { "heads" };
     let why = match (backend.n_threads, work.ranges) {
         (1, _) => "the context has no other".to_owned(),
+        (_, 1) if work.items <= 1 => "one item is not cut".to_owned(),
         (_, 1) => format!("less than {SHARED_BYTES} bytes are not worth waking another"),
         (n, ranges) => format!("{n} are there, and the items go out in {ranges} ranges"),
     };

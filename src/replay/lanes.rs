@@ -32,8 +32,6 @@ pub trait Lanes: Copy {
     fn load(self, from: &[f32; BLOCK]) -> Self::V;
     /// To memory.
     fn store(self, v: Self::V, to: &mut [f32; BLOCK]);
-    /// `a + b`.
-    fn add(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a b`.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a b + c`, rounded once.
@@ -84,14 +82,6 @@ impl Lanes for Portable {
     #[inline(always)]
     fn store(self, v: Self::V, to: &mut [f32; BLOCK]) {
         *to = v;
-    }
-
-    #[inline(never)]
-    fn add(self, mut a: Self::V, b: Self::V) -> Self::V {
-        for i in 0..BLOCK {
-            a[i] += b[i];
-        }
-        a
     }
 
     #[inline(never)]

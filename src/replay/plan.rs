@@ -202,7 +202,7 @@ impl Work {
             (_, None) => (0, 0),
         };
         let items = rows * per_row;
-        let is_shared = n_threads > 1 && items.saturating_mul(item_bytes) >= SHARED_BYTES;
+        let is_shared = n_threads > 1 && items > 1 && items.saturating_mul(item_bytes) >= SHARED_BYTES;
         let length = if is_shared { range_length(items, item_bytes, n_threads) } else { items.max(1) };
         let ranges = ((items + length - 1) / length).max(1);
         Work { items, item_bytes, length, ranges, threads: ranges.min(n_threads.into()) }

@@ -10,7 +10,7 @@
 
 use super::config::{MAX_DIM, TILE_ROWS};
 use super::lanes::{BLOCK, Lanes, Task};
-use super::numerics::{CLASSES, Decay, from_bf16, reduce, split};
+use super::numerics::{CLASSES, Decay, reduce};
 use super::vector;
 
 /// Widest padded row.
@@ -102,20 +102,6 @@ impl Tile {
     pub fn reshape(&mut self, rows: usize) {
         debug_assert!(rows <= TILE_ROWS);
         self.rows = rows;
-    }
-
-    /// Replaces every element by its high plane.
-    #[inline(always)]
-    pub fn to_high(&mut self) {
-        for value in &mut self.values[..self.rows * self.padded] {
-            *value = from_bf16(split(*value).0);
-        }
-    }
-
-    /// Rows in use.
-    #[inline(always)]
-    pub fn rows(&self) -> usize {
-        self.rows
     }
 
     /// One row, without padding.
@@ -539,7 +525,8 @@ impl Against for HighPlane<'_> {
 
     #[inline(always)]
     fn add<L: Lanes>(self, l: L, j: usize, s: L::V, classes: L::V) -> L::V {
-        l.fma(l.high(s), l.load(&self.0.blocks()[j]), classes)
+        // As they are stored: canonical, so that no NaN's payload carries into the sign.
+        l.fma(l.high(l.canonical(s)), l.load(&self.0.blocks()[j]), classes)
     }
 }
 
@@ -592,6 +579,8 @@ impl<R: Memory, C: Change, A: Against> Task for Pass<R, C, A> {
         out
     }
 }
+
+const _: () = assert!(TILE_ROWS.is_multiple_of(4), "rows are summed four at a time");
 
 /// Blocks of the widest row.
 const MAX_BLOCKS: usize = MAX_COLUMNS / BLOCK;
@@ -1042,5 +1031,23 @@ mod tests {
         let mut again = [[0f32; TILE_ROWS]];
         dots(Portable, size, &mut tile, &[&b], &mut again);
         assert_eq!(again[0][..2], [f32::INFINITY, 0.0]);
+    }
+
+    #[test]
+    fn a_nan_of_any_payload_is_read_out_of_the_high_plane_as_one() {
+        for bits in [0x7FFF_FFFF, 0xFFFF_FFFF, 0x7FFF_E000, 0x7FC0_0000, 0x7FA0_0001] {
+            let (mut high, mut low) = ([0u16; 2 * BLOCK], [0i16; 2 * BLOCK]);
+            let (mut one, mut xd) = (Columns::zero(), [0.0; TILE_ROWS]);
+            one.0[..BLOCK].fill(1.0);
+            xd[1] = f32::from_bits(bits);
+            let tokens = Mamba2Tokens { decays: &[Decay::new(-0.5)], b: &[one.clone()], xd: &[xd] };
+            let size = Size { rows: 2, columns: BLOCK };
+            let mut memory = PlaneRows { high: &mut high, low: &mut low };
+            let (from, to) = (Source::Memory, Target::Memory);
+            let mut tile = Tile::zero(2, BLOCK);
+            let out = mamba2(Portable, size, &mut memory, &mut tile, from, to, tokens, Output::High(&one));
+            assert!(out[0] == 0.0 && out[1].is_nan(), "{bits:08x}");
+            assert!(high[BLOCK..].iter().zip(&low[BLOCK..]).all(|(&high, &low)| (high, low) == (0x7FC0, 0)));
+        }
     }
 }

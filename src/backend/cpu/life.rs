@@ -19,7 +19,7 @@ use crate::replay::launch::{
     Address, Batch, CommitArgs, Cursor, Exec, List, PoolView, ResetArgs, SlotsView, StateTensor, Where, fault,
 };
 use crate::replay::layout::{Component, StateLayout};
-use crate::replay::numerics::split;
+use crate::replay::numerics::{canonical, split};
 use crate::replay::position::{MAX_POSITION, accepted};
 use crate::replay::step::{Output, Source, Target, Tile};
 
@@ -214,7 +214,7 @@ fn reset_head(checkpoint: &Checkpoint<'_>, position: i64, args: &ResetArgs) {
 fn to_planes(words: &mut [u16]) {
     for pair in words.as_chunks_mut::<2>().0 {
         let [low, high] = *pair;
-        let (high, low) = split(f32::from_bits(u32::from(high) << 16 | u32::from(low)));
+        let (high, low) = split(canonical(f32::from_bits(u32::from(high) << 16 | u32::from(low))));
         *pair = [high, low as u16];
     }
     unzip(words);
@@ -618,7 +618,7 @@ mod tests {
             let mut words: Vec<u16> = values.iter().flat_map(|v| [*v as u16, (*v >> 16) as u16]).collect();
             to_planes(&mut words);
             for (i, v) in values.iter().enumerate() {
-                let (high, low) = split(f32::from_bits(*v));
+                let (high, low) = split(canonical(f32::from_bits(*v)));
                 assert_eq!((words[i], words[n + i] as i16), (high, low), "element {i} of {n}");
             }
         }

@@ -174,7 +174,9 @@ impl<'a> HeadState<'a> {
                     }
                 };
                 *decay = Decay::new(g);
-                vector::scale(xd, dt);
+                if let Some(xd) = xd.get_mut(..rows.len()) {
+                    vector::scale(xd, dt);
+                }
             }
             let n = (end - first) as usize;
             let b = cache.b(self, tokens, *tag, index, n, tally);

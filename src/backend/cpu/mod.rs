@@ -15,8 +15,8 @@ mod tiles;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 
 use self::counters::Counters;
 use self::isa::{FloatControl, Isa};
@@ -28,6 +28,14 @@ use crate::replay::launch::{
 };
 use crate::replay::layout::ALIGNMENT;
 use crate::replay::plan::{SHARED_BYTES, range_length};
+
+static SHARE_ALL: AtomicBool = AtomicBool::new(false);
+
+/// For tests: contexts of several threads share out all work, however little it is.
+#[doc(hidden)]
+pub fn share_all() {
+    SHARE_ALL.store(true, Relaxed);
+}
 
 /// Gives a thread the next range of items.
 type Ranges<'a> = &'a mut dyn FnMut() -> Option<Range<i64>>;
@@ -64,7 +72,8 @@ impl Cpu {
     /// the items' bytes are few, it runs on the calling thread alone.
     fn share_out(&self, exec: &Exec, items: i64, bytes: i64, work: impl Fn(Ranges<'_>) + Sync + Send) {
         let (begin, end) = exec.share(items);
-        let is_shared = exec.n_parts == 1 && items.saturating_mul(bytes) >= SHARED_BYTES;
+        let is_enough = items.saturating_mul(bytes) >= SHARED_BYTES || SHARE_ALL.load(Relaxed);
+        let is_shared = self.n_threads > 1 && exec.n_parts == 1 && end - begin > 1 && is_enough;
         let threads = self.threads.as_ref().filter(|_| is_shared);
         let length = if is_shared { range_length(end - begin, bytes, self.n_threads) } else { i64::MAX };
         let next = AtomicI64::new(begin);
@@ -78,7 +87,9 @@ impl Cpu {
             };
             work(&mut take);
         };
-        if !threads.is_some_and(|threads| threads.try_for_each(self.n_threads.into(), &serve)) {
+        // No more threads than ranges.
+        let wanted = i64::from(self.n_threads).min((end - begin - 1) / length + 1);
+        if !threads.is_some_and(|threads| threads.try_for_each(wanted, &serve)) {
             serve(0);
         }
     }

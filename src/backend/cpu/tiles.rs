@@ -215,7 +215,7 @@ impl<'a> Checkpoint<'a> {
         let StateDims { heads, rows, columns } = self.layout.dims;
         match self.layout.format {
             Format::Split32 if (tile + 1) * TILE_ROWS < rows => TILE_ROWS * columns,
-            Format::Split32 if self.head + 1 < heads => (TILE_ROWS + rows) * columns,
+            Format::Split32 if self.head + 1 < heads => (self.rows(tile).len() + rows) * columns,
             _ => 0,
         }
     }
@@ -258,12 +258,14 @@ impl<'a> Checkpoint<'a> {
         state.reshape(size.rows);
         match self.layout.format {
             Format::F32 => {
+                let out = mamba2_tile(isa, size, &mut self.f32_rows(tile), state, from, to, tokens, output);
                 self.passed(tile, from, to, position, tally);
-                mamba2_tile(isa, size, &mut self.f32_rows(tile), state, from, to, tokens, output)
+                out
             }
             Format::Split32 => {
+                let out = mamba2_tile(isa, size, &mut self.plane_rows(tile), state, from, to, tokens, output);
                 self.passed(tile, from, to, position, tally);
-                mamba2_tile(isa, size, &mut self.plane_rows(tile), state, from, to, tokens, output)
+                out
             }
             Format::Bf16 | Format::F16 => {
                 if from == Source::Memory {
@@ -299,12 +301,14 @@ impl<'a> Checkpoint<'a> {
         state.reshape(size.rows);
         match self.layout.format {
             Format::F32 => {
+                let out = delta_tile(isa, size, &mut self.f32_rows(tile), state, from, to, tokens, output);
                 self.passed(tile, from, to, position, tally);
-                delta_tile(isa, size, &mut self.f32_rows(tile), state, from, to, tokens, output)
+                out
             }
             Format::Split32 => {
+                let out = delta_tile(isa, size, &mut self.plane_rows(tile), state, from, to, tokens, output);
                 self.passed(tile, from, to, position, tally);
-                delta_tile(isa, size, &mut self.plane_rows(tile), state, from, to, tokens, output)
+                out
             }
             Format::Bf16 | Format::F16 => {
                 if from == Source::Memory {

@@ -54,11 +54,6 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn add(self, a: Self::V, b: Self::V) -> Self::V {
-        each8! { I => vaddq_f32(a[I], b[I]) }
-    }
-
-    #[inline(always)]
     fn mul(self, a: Self::V, b: Self::V) -> Self::V {
         each8! { I => vmulq_f32(a[I], b[I]) }
     }

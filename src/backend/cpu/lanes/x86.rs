@@ -64,11 +64,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn add(self, a: Self::V, b: Self::V) -> Self::V {
-        simd! { [_mm512_add_ps(a[0], b[0]), _mm512_add_ps(a[1], b[1])] }
-    }
-
-    #[inline(always)]
     fn mul(self, a: Self::V, b: Self::V) -> Self::V {
         simd! { [_mm512_mul_ps(a[0], b[0]), _mm512_mul_ps(a[1], b[1])] }
     }
@@ -250,11 +245,6 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn store(self, v: Self::V, to: &mut [f32; BLOCK]) {
         each4! { I => _mm256_storeu_ps(to.as_mut_ptr().add(8 * I), v[I]) };
-    }
-
-    #[inline(always)]
-    fn add(self, a: Self::V, b: Self::V) -> Self::V {
-        each4! { I => _mm256_add_ps(a[I], b[I]) }
     }
 
     #[inline(always)]
