@@ -7,6 +7,8 @@ CMAKE_VERSION := 3.31.6
 
 # CMake from the system, or pinned from PyPI into build/.
 CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
+# Where there is none, and Python cannot install packages either (Debian's without python3-venv), the examples are compiled without.
+WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 
 .PHONY: all lib lib-glibc228 dist demo demo-quick examples test check header breaks aarch64 install uninstall clean
 
@@ -24,11 +26,22 @@ $(BUILD)/venv/bin/cmake:
 	python3 -m venv $(BUILD)/venv
 	$(BUILD)/venv/bin/pip install --quiet --disable-pip-version-check cmake==$(CMAKE_VERSION)
 
-examples: $(filter $(BUILD)/%,$(CMAKE))
+examples: $(if $(WITHOUT_CMAKE),,$(filter $(BUILD)/%,$(CMAKE)))
 	$(MAKE) --no-print-directory install PREFIX=$(BUILD)/install DESTDIR= LIBDIR=lib
+ifeq ($(WITHOUT_CMAKE),yes)
+	mkdir -p $(BUILD)/examples
+	$(EXAMPLE) examples-cpp/selective_state_update.cpp $(LINKED) -o $(BUILD)/examples/selective_state_update
+	$(EXAMPLE) -ffp-contract=off -pthread -DDEMO_MODEL_FOLDER='"$(CURDIR)/examples-cpp/demo/model"' \
+		examples-cpp/demo/*.cpp $(LINKED) -o $(BUILD)/examples/demo
+else
 	$(CMAKE) -S examples-cpp -B $(BUILD)/examples -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(BUILD)/install
 	$(CMAKE) --build $(BUILD)/examples
+endif
 	$(BUILD)/examples/selective_state_update
+
+# As examples-cpp/CMakeLists.txt has it.
+EXAMPLE = $(CXX) -std=c++17 -O3 -DNDEBUG -Wall -Wextra -Wpedantic -Werror -I$(BUILD)/install/include
+LINKED = -L$(BUILD)/install/lib -Wl,-rpath,$(BUILD)/install/lib -lreplayssm
 
 demo: examples
 	$(BUILD)/examples/demo --model examples-cpp/demo/model

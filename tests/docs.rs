@@ -31,12 +31,13 @@ const DOCUMENTS: [&str; 7] = [
 ];
 
 /// Programs of `tests/snippets`, their languages, and the end of what they print.
-const PROGRAMS: [(&str, &[Language], &str); 8] = [
+const PROGRAMS: [(&str, &[Language], &str); 9] = [
     ("smallest.c", &[Language::C11], "5 of 8 tokens committed\n"),
     ("step.c", &Language::BOTH, "step: ok\n"),
     ("prompt.c", &Language::BOTH, "prompt: ok\n"),
     ("life.c", &Language::BOTH, "life: ok\n"),
     ("threads.c", &Language::BOTH, "threads: ok\n"),
+    ("ask.c", &Language::BOTH, "ask: ok\n"),
     ("memory.c", &Language::BOTH, "memory: ok\n"),
     ("abi.c", &Language::BOTH, "abi: ok\n"),
     ("wrapper.cpp", &[Language::Cxx17], "wrapper: ok\n"),
