@@ -1,7 +1,7 @@
 //! The threads of a context: one loop at a time, its items handed out by a counter, the calling thread taking part.
 //!
 //! A loop allocates nothing, and waits for no thread that wakes up too late for it. Among crates, rayon allocates queue blocks,
-//! paralight (0.0.12) an array per loop, chili and forte a job; forkunion's idle threads spin.
+//! paralight (0.0.12) an array per loop, and chili keeps its jobs in maps.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
