@@ -49,7 +49,7 @@ static int loaded(void) {
   int found = 0;
   FILE *maps = fopen("/proc/self/maps", "r");
   if (maps == NULL) exit(4);
-  while (fgets(line, sizeof line, maps) != NULL) found |= strstr(line, "libreplayssm") != NULL;
+  while (fgets(line, sizeof line, maps) != NULL) found |= strstr(line, "/libreplayssm.so") != NULL;
   fclose(maps);
   return found;
 }
@@ -63,7 +63,7 @@ int main(int argc, char **argv) {
     if (pthread_create(&thread, NULL, plugin, NULL) != 0 || pthread_join(thread, NULL) != 0) return 6;
     /* What that thread still held is gone; glibc looks again at the next dlclose. */
     void *again = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (again == NULL || dlclose(again) != 0) return 7;
+    if (again == NULL || !loaded() || dlclose(again) != 0) return 7;
     unloaded += !loaded();
   }
 #ifdef __GLIBC__
