@@ -1,0 +1,147 @@
+// What blocks of the recurrent families have in common. A block works on the tiles of one head (or a part of them) of one row, a tile per
+// warp; rows of records and tokens are decoded to fp32 in shared memory, once for all of its warps.
+#pragma once
+#include "tile.cuh"
+
+enum : i32 {
+  // Records that are in shared memory at a time.
+  CHUNK = 16,
+  // Tokens whose readouts are computed at a time.
+  TOKENS = 8,
+  // Tokens of the longest step that is not serial.
+  MAX_PARALLEL = 16,
+  // Warps of a block at most.
+  MAX_WARPS = 8,
+};
+
+// What all threads of a block know about its work. It lies in shared memory, written by thread 0 and by the first lanes of warps, and is
+// read where it is needed: registers are for the state.
+struct Work {
+  i64 row;
+  i64 slot;
+  i64 ring;
+  Span span;
+  i64 position;
+  i64 flush_before;
+  u64 seed;
+  i32 head;
+  i32 part;
+  i32 live;
+  i32 flush;
+  // Of each warp's tile: where its checkpoint stands, and where it will.
+  i64 tag[MAX_WARPS];
+  i64 stop[MAX_WARPS];
+  // Of all tiles: the oldest tag, the oldest and the newest stop.
+  i64 oldest;
+  i64 first_stop;
+  i64 last_stop;
+  // Records and tokens are numbered from here: base + i.
+  i64 base;
+};
+
+extern __shared__ __align__(16) char shared_memory[];
+
+DEVICE Work &work() {
+  static __shared__ Work w;
+  return w;
+}
+
+DEVICE i32 warp_of() { return threadIdx.x / WARP; }
+DEVICE i32 warps_of() { return blockDim.x / WARP; }
+DEVICE i32 lane_index() { return threadIdx.x % WARP; }
+
+DEVICE i32 blocks_of(const State &s) { return (s.columns + BLOCK - 1) / BLOCK; }
+
+DEVICE i64 items_of(const Batch &batch, const State &s) { return batch.n_rows * s.heads * s.parts; }
+
+// First row of the state that a block works on, and how many.
+DEVICE i32 first_channel(const State &s) { return work().part * s.warps * TILE; }
+DEVICE i32 channels_of(const State &s) { return min(s.rows - first_channel(s), s.warps * (i32)TILE); }
+DEVICE i32 tile_of(const State &s) { return work().part * s.warps + warp_of(); }
+
+DEVICE Checkpoint checkpoint_of(const State &s, i32 layer) {
+  const Work &w = work();
+  return checkpoint_of(s, layer, w.slot, w.head, tile_of(s), w.seed);
+}
+
+// Decodes n elements of a row and pads with zeros up to padded; a warp's work.
+DEVICE void stage(float *to, const char *from, i32 dtype, i32 n, i32 padded) {
+  i64 size = size_of(dtype);
+#pragma unroll 1
+  for (i32 i = lane_index(); i < padded; i += WARP) to[i] = i < n ? load_one(from + i * size, dtype) : 0.0f;
+}
+
+// Writes zeros to a row's outputs: a block's channels of all its tokens.
+DEVICE void zero_outputs(const Tensor &out, const State &s) {
+  const Work &w = work();
+  i32 n = channels_of(s), first = first_channel(s);
+#pragma unroll 1
+  for (i64 t = warp_of(); t < w.span.len; t += warps_of())
+#pragma unroll 1
+    for (i32 i = lane_index(); i < n; i += WARP)
+      store_one(span_at(w.span, out, t, w.head) + (first + i) * size_of(out.dtype), out.dtype, 0.0f);
+}
+
+// Begins an item. False: there is nothing to do (and null rows are dealt with).
+DEVICE bool begin(const Slots &slots, const Batch &batch, const Place &place, const State &s, const Tensor &out, i64 item) {
+  Work &w = work();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    w.part = (i32)(item % s.parts);
+    w.head = (i32)(item / s.parts % s.heads);
+    w.row = item / s.parts / s.heads;
+    Row row = resolve(slots, batch, w.row, place, w.head == 0 && w.part == 0);
+    w.slot = row.slot;
+    w.ring = row.ring;
+    w.span = row.span;
+    w.live = row.live;
+    if (row.live) {
+      const Cursor &c = slots.cursors[row.ring];
+      w.position = c.position;
+      w.flush_before = c.flush_before;
+      w.seed = c.seed;
+      w.flush = batch.flush ? batch.flush[w.row] : 0;
+    }
+  }
+  __syncthreads();
+  if (!w.live && !batch.keep_null_outputs) zero_outputs(out, s);
+  return w.live && w.span.len > 0;
+}
+
+// Reads the tags of a block's tiles and says where they will stand. False: one of them cannot be trusted; the fault is recorded and
+// outputs are zero.
+DEVICE bool begin_tiles(const Slots &slots, const Batch &batch, const Place &place, const State &s, const Tensor &out, bool extend) {
+  Work &w = work();
+  bool bad = false;
+  if (lane_index() == 0) {
+    bool exists = tile_of(s) < s.tiles;
+    i64 tag = exists ? *checkpoint_of(s, place.layer).tag : w.position;
+    bad = exists && !tag_is_valid(slots, w.position, tag);
+    w.tag[warp_of()] = tag;
+    i64 len = w.span.len;
+    w.stop[warp_of()] = extend ? w.position + len - min(batch.keep_tail, len)
+                               : tag + folds_of(slots, w.position, tag, len, w.flush_before, w.flush);
+  }
+  if (__syncthreads_or(bad)) {
+    if (threadIdx.x == 0) fault(slots, FAULT_POSITION, w.slot, w.row, place.pool, place.layer);
+    zero_outputs(out, s);
+    return false;
+  }
+  if (threadIdx.x == 0) {
+    w.oldest = w.tag[0];
+    w.first_stop = w.last_stop = w.stop[0];
+    // A block's last warps may have no tile: they stand at the position, and that changes nothing.
+    for (i32 i = 1; i < warps_of() && w.part * s.warps + i < s.tiles; i++) {
+      w.oldest = min(w.oldest, w.tag[i]);
+      w.first_stop = min(w.first_stop, w.stop[i]);
+      w.last_stop = max(w.last_stop, w.stop[i]);
+    }
+  }
+  __syncthreads();
+  return true;
+}
+
+// A record in a ring: block (head or group) b of the record at a position.
+DEVICE char *record_at(const Component &c, i64 layer, i64 block, i64 position, i32 rows, i64 bytes) {
+  return (char *)part_at(c, layer, work().ring) + (block * rows + position % rows) * bytes;
+}

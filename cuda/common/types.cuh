@@ -1,0 +1,254 @@
+// What the host and the device agree on: integers, enumerations and the parameters of launches.
+// The structs mirror src/backend/cuda/params.rs; layout.inc, generated from there, checks every size and offset.
+#pragma once
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+#define DEVICE __device__ __forceinline__
+
+// Element types: Dtype and IndexType of src/dtype.rs.
+enum : i32 { F32 = 1, BF16 = 2, F16 = 3, I32 = 16, I64 = 17 };
+
+// Checkpoint formats: Format of src/replay/config.rs.
+enum : i32 { FORMAT_SPLIT32 = 1, FORMAT_F32 = 2, FORMAT_BF16 = 3, FORMAT_F16 = 4 };
+
+// Readouts: Readout of src/replay/config.rs.
+enum : i32 { READOUT_HIGH = 1, READOUT_FULL = 2, READOUT_EXACT = 3 };
+
+// Fault bits: src/replay/launch.rs.
+enum : u32 { FAULT_ID = 1, FAULT_COUNT = 2, FAULT_LENGTH = 4, FAULT_POSITION = 8, FAULT_REWIND = 128 };
+
+// Rows of a checkpoint tile, columns of a block of state, lanes of a warp.
+enum : i32 { TILE = 16, BLOCK = 32, WARP = 32 };
+
+// Channels of a convolution that share a tag.
+enum : i32 { CONV_TILE = 128 };
+
+// Positions above this are faults.
+constexpr i64 MAX_POSITION = 1ll << 60;
+
+// A ring's state.
+struct Cursor {
+  i64 position;
+  i64 flush_before;
+  u64 seed;
+  u32 generation;
+  u32 flags;
+};
+
+// Sticky faults, in host memory that the device writes.
+struct Report {
+  u32 bits;
+  u32 claimed;
+  u64 count;
+  i64 first_slot;
+  i64 first_row;
+  i32 first_pool;
+  i32 first_layer;
+};
+
+// Counters, in device memory.
+struct Stats {
+  u64 steps;
+  u64 rows;
+  u64 tokens;
+  u64 accepted;
+  u64 flushes;
+  u64 checkpoint_read;
+  u64 checkpoint_written;
+  u64 ring_read;
+  u64 ring_written;
+};
+
+// An index array.
+struct Ids {
+  const char *data;
+  i64 stride;
+  i32 index;
+  i32 reserved;
+};
+
+// A strided tensor with the axes row, token and head; data is null where the tensor is absent.
+struct Tensor {
+  char *data;
+  i64 row;
+  i64 token;
+  i64 head;
+  i32 dtype;
+  i32 reserved;
+};
+
+// A component of a pool: layer l of slot (ring) s is at base + l layer_stride + s stride.
+struct Component {
+  char *base;
+  i64 layer_stride;
+  i64 stride;
+};
+
+// A slots handle.
+struct Slots {
+  Cursor *cursors;
+  Report *report;
+  Stats *stats;
+  i32 n_slots;
+  i32 n_rings;
+  i32 window;
+  i32 keep;
+  i32 max_step_tokens;
+  i32 schedule;
+};
+
+// A batch. tokens is the length of every row, or negative: rows of cu_seqlens.
+struct Batch {
+  i64 n_rows;
+  i64 tokens;
+  i64 max_tokens;
+  i64 n_tokens;
+  const i32 *cu_seqlens;
+  Ids slots;
+  Ids rings;
+  const u8 *flush;
+  const u32 *generation;
+  i64 null_id;
+  i64 keep_tail;
+  i32 has_null_id;
+  i32 keep_null_outputs;
+  i32 extend;
+  i32 reserved;
+};
+
+// Where a launch works: which pool and layer (for reports and components).
+struct Place {
+  i32 pool;
+  i32 layer;
+};
+
+// A pool's states.
+struct State {
+  Component checkpoint;
+  Component tags;
+  i32 heads;
+  i32 rows;
+  i32 columns;
+  i32 tiles;
+  i32 format;
+  i32 readout;
+  i32 stochastic;
+  // Tiles that one block works on: its warps. Blocks of a head.
+  i32 warps;
+  i32 parts;
+  // Whether rows of the checkpoint can be read 16 bytes at a time.
+  i32 is_vector;
+};
+
+// What a call of a family is to do.
+enum : i32 { MODE_STEP = 0, MODE_EXTEND = 1, MODE_TAIL = 2 };
+
+// Offsets of a block's arrays in shared memory, in bytes, and lengths of their rows in floats. What each one holds stands with the
+// kernels that use it.
+struct Shared {
+  i32 columns;
+  i32 channels;
+  i32 at[14];
+};
+
+struct Mamba2Params {
+  Slots slots;
+  Batch batch;
+  Place place;
+  State state;
+  Component ring_x;
+  Component ring_b;
+  Component ring_dt;
+  Tensor x;
+  Tensor b;
+  Tensor c;
+  Tensor dt;
+  Tensor a;
+  Tensor dt_bias;
+  Tensor d_skip;
+  Tensor z;
+  Tensor out;
+  Shared shared;
+  i32 io;
+  i32 ring_rows;
+  i32 heads_per_group;
+  i32 d_per_element;
+  i32 softplus;
+  i32 mode;
+};
+
+// Gates of a delta rule.
+enum : i32 { GATE_SOFTPLUS = 0, GATE_LOWER_BOUND = 1, GATE_LOG_DECAY = 2 };
+
+struct DeltaParams {
+  Slots slots;
+  Batch batch;
+  Place place;
+  State state;
+  Component ring_k;
+  Component ring_norm;
+  Component ring_v;
+  Component ring_g;
+  Component ring_beta;
+  Component ring_u;
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor g;
+  Tensor beta;
+  Tensor a_log;
+  Tensor dt_bias;
+  Tensor out;
+  Shared shared;
+  i32 io;
+  i32 u_dtype;
+  i32 ring_rows;
+  i32 qk_heads;
+  i32 is_tiled;
+  i32 gate;
+  i32 has_norm;
+  i32 beta_sigmoid;
+  i32 mode;
+  float scale;
+  float eps;
+  float lower_bound;
+};
+
+// Dense states outside the library. head counts layers' heads; strides in elements. layer is that of the pool, or negative: all.
+struct StateTensor {
+  char *data;
+  i64 entry;
+  i64 layer_stride;
+  i64 head;
+  i64 row;
+  i32 dtype;
+  i32 is_transposed;
+  i32 layer;
+  i32 n_layers;
+};
+
+// The most entries of a list that travel in a launch.
+enum : i32 { MAX_INLINE = 64 };
+
+// A list of slots and rings in device memory, or (inline) in the parameters themselves.
+struct List {
+  i64 n;
+  Ids slots;
+  Ids rings;
+  const i64 *position;
+  i32 is_inline;
+  i32 has_position;
+  i32 inline_slots[MAX_INLINE];
+  i32 inline_rings[MAX_INLINE];
+  i64 inline_position[MAX_INLINE];
+};
+
+#include "layout.inc"
