@@ -1,11 +1,20 @@
 //! Gives the shared library its soname: `libreplayssm.so.0.MINOR` before 1.0, `libreplayssm.so.MAJOR` after.
-//! Before 1.0 a minor version may break the ABI, and then the soname changes with it.
+//! Before 1.0 a minor version may break the ABI, and then the soname changes with it. Compiles the kernels of `cuda/`.
 
 use std::env;
+use std::path::Path;
 use std::process::Command;
+
+#[path = "src/backend/cuda/instances.rs"]
+mod instances;
+#[path = "build-support/kernels.rs"]
+mod kernels;
+#[path = "build-support/nvrtc.rs"]
+mod nvrtc;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build-support");
     let part = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     let (major, minor) = (part("CARGO_PKG_VERSION_MAJOR"), part("CARGO_PKG_VERSION_MINOR"));
     let suffix = if major == "0" { format!("0.{minor}") } else { major };
@@ -28,6 +37,7 @@ fn main() {
     features.sort();
     let features = if features.is_empty() { "none".to_owned() } else { features.join(" ") };
     println!("cargo::rustc-env=REPLAYSSM_FEATURES={features}");
+    kernels::build(Path::new(&part("CARGO_MANIFEST_DIR")), Path::new(&part("OUT_DIR")));
 }
 
 /// What the compiler calls itself, as "rustc 1.95.0 (59807616e 2026-04-14)".

@@ -23,8 +23,12 @@ pub enum Status {
     Unsupported = 20,
     /// No CUDA in this build, or no usable driver.
     NoCuda = 21,
+    /// The device's architecture is not one that this library has kernels for.
+    NoCodeForArch = 22,
     /// An allocation failed.
     OutOfMemory = 40,
+    /// The CUDA driver refused a call.
+    Cuda = 41,
     /// A defect of this library: a panic was caught at the boundary.
     Internal = 90,
 }
@@ -93,6 +97,26 @@ pub enum Error {
     /// CUDA cannot be used.
     #[error("{0}")]
     NoCuda(String),
+    /// There are no kernels for the device.
+    #[error("{device} is {arch}; this library has kernels for {expected}")]
+    NoCode {
+        /// Name of the device.
+        device: String,
+        /// Its architecture.
+        arch: String,
+        /// Architectures that there is code for.
+        expected: String,
+    },
+    /// The CUDA driver refused a call.
+    #[error("{call} failed: {text}")]
+    Cuda {
+        /// Name of the driver's function.
+        call: Cow<'static, str>,
+        /// The CUresult.
+        code: i32,
+        /// Its name and the driver's sentence.
+        text: String,
+    },
     /// An allocation failed.
     #[error("{what} could not be allocated ({bytes} bytes)")]
     OutOfMemory {
@@ -117,6 +141,8 @@ impl Error {
             Error::BufferTooSmall { .. } => Status::BufferTooSmall,
             Error::WrongStream { .. } => Status::WrongStream,
             Error::NoCuda(_) => Status::NoCuda,
+            Error::NoCode { .. } => Status::NoCodeForArch,
+            Error::Cuda { .. } => Status::Cuda,
             Error::OutOfMemory { .. } => Status::OutOfMemory,
             Error::Internal(_) => Status::Internal,
         }

@@ -6,16 +6,17 @@
 use std::ffi::{c_char, c_void};
 
 use super::convert;
-use super::guard::{guard, last_error};
+use super::guard::{guard, last_cuda_error, last_error};
 use super::handles::{insert, pin, remove};
 use super::read::{
     array, check_out, descriptor, optional, optional_pointer, required, write_descriptor, write_out, write_text,
 };
 use super::types::*;
 use crate::backend::cpu::Cpu;
+use crate::backend::cuda::Cuda;
 use crate::error::{Error, Result};
 use crate::replay::config::{PoolConfig, SlotsConfig};
-use crate::replay::launch::{Address, Exec, Mode};
+use crate::replay::launch::{Address, Backend, Exec, Mode};
 use crate::replay::plan::supports;
 use crate::replay::slots::{Context, Layers, Slots};
 
@@ -36,7 +37,9 @@ pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_
         REPLAYSSM_WRONG_STREAM => c"REPLAYSSM_WRONG_STREAM",
         REPLAYSSM_UNSUPPORTED => c"REPLAYSSM_UNSUPPORTED",
         REPLAYSSM_NO_CUDA => c"REPLAYSSM_NO_CUDA",
+        REPLAYSSM_NO_CODE_FOR_ARCH => c"REPLAYSSM_NO_CODE_FOR_ARCH",
         REPLAYSSM_OUT_OF_MEMORY => c"REPLAYSSM_OUT_OF_MEMORY",
+        REPLAYSSM_CUDA => c"REPLAYSSM_CUDA",
         REPLAYSSM_INTERNAL => c"REPLAYSSM_INTERNAL",
         _ => c"unknown status",
     };
@@ -52,6 +55,16 @@ pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_
 #[unsafe(no_mangle)]
 pub extern "C" fn replayssm_last_error_message() -> *const c_char {
     last_error()
+}
+
+/// The CUresult behind this thread's last call that failed with REPLAYSSM_CUDA; 0 if none did.
+///
+/// Threads: any, each with a number of its own. Capture: host only.
+///
+/// cbindgen:prefix=REPLAYSSM_API
+#[unsafe(no_mangle)]
+pub extern "C" fn replayssm_last_cuda_error() -> i32 {
+    last_cuda_error()
 }
 
 /// The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION.
@@ -98,7 +111,9 @@ pub extern "C" fn replayssm_build_info() -> *const c_char {
         env!("REPLAYSSM_COMPILER"),
         ", backends: CPU (",
         env!("REPLAYSSM_INSTRUCTION_SETS"),
-        "); CUDA: not in this build, features: ",
+        "); CUDA (",
+        env!("REPLAYSSM_CUDA_SUMMARY"),
+        "), features: ",
         env!("REPLAYSSM_FEATURES"),
         "\0"
     );
@@ -107,9 +122,12 @@ pub extern "C" fn replayssm_build_info() -> *const c_char {
 
 /// Creates a context: one backend on one device, with threads and log as desc says.
 ///
-/// NULL: desc, which means all defaults (the best backend); not out.
+/// REPLAYSSM_BACKEND_AUTO is CUDA where the library has kernels for a device and its driver starts, else the CPU.
+///
+/// NULL: desc, which means all defaults; not out.
 /// Owner: the caller, of *out (NULL on failure), until replayssm_context_destroy.
-/// Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked for and cannot be had), OUT_OF_MEMORY (threads).
+/// Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked for and cannot be had), NO_CODE_FOR_ARCH, CUDA,
+/// OUT_OF_MEMORY (threads).
 /// Threads: any. Capture: never.
 ///
 /// # Safety
@@ -137,25 +155,32 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
     let faults = if cfg!(feature = "fault-injection") { PANIC_ON_COMMIT | PANIC_IN_ITEMS } else { 0 };
     convert::zero("context_desc.flags", desc.flags & !faults)?;
     convert::zero("context_desc.reserved", desc.reserved)?;
-    match desc.backend {
-        REPLAYSSM_BACKEND_AUTO | REPLAYSSM_BACKEND_CPU => {}
-        REPLAYSSM_BACKEND_CUDA => {
-            return Err(Error::NoCuda("context_desc.backend is CUDA, and this library was built without it".into()));
+    let cuda = || {
+        if desc.n_threads != 0 {
+            return Err(Error::invalid("context_desc.n_threads", desc.n_threads, "0 on the CUDA backend"));
         }
+        Cuda::new(desc.device)
+    };
+    let cpu = || {
+        if desc.device != 0 {
+            return Err(Error::invalid("context_desc.device", desc.device, "0 on the CPU backend"));
+        }
+        let mut backend = Cpu::new(desc.n_threads)?;
+        backend.panic_in_items = desc.flags & PANIC_IN_ITEMS != 0;
+        Ok(backend)
+    };
+    let backend: Box<dyn Backend> = match desc.backend {
+        REPLAYSSM_BACKEND_AUTO => match cuda() {
+            Ok(backend) => Box::new(backend),
+            Err(_) => Box::new(cpu()?),
+        },
+        REPLAYSSM_BACKEND_CPU => Box::new(cpu()?),
+        REPLAYSSM_BACKEND_CUDA => Box::new(cuda()?),
         other => {
             return Err(Error::unsupported("context_desc.backend", other, "REPLAYSSM_BACKEND_AUTO, _CPU and _CUDA"));
         }
-    }
-    if desc.device != 0 {
-        return Err(Error::invalid("context_desc.device", desc.device, "0 on the CPU backend"));
-    }
-    let mut backend = Cpu::new(desc.n_threads)?;
-    backend.panic_in_items = desc.flags & PANIC_IN_ITEMS != 0;
-    let context = Context {
-        backend: Box::new(backend),
-        panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0,
-        log: convert::log(desc)?,
     };
+    let context = Context { backend, panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0, log: convert::log(desc)? };
     context.log_created();
     Ok(context)
 }
@@ -199,8 +224,8 @@ pub unsafe extern "C" fn replayssm_context_query(
         }
         let value = replayssm_context_info {
             struct_size: 0,
-            backend: REPLAYSSM_BACKEND_CPU,
-            device: 0,
+            backend: if info.device.is_some() { REPLAYSSM_BACKEND_CUDA } else { REPLAYSSM_BACKEND_CPU },
+            device: info.device.unwrap_or(0),
             n_threads: info.n_threads,
             name,
         };
@@ -905,7 +930,7 @@ pub unsafe extern "C" fn replayssm_stats_read(
 ) -> replayssm_status {
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
-        let stats = convert::stats(&slots.stats());
+        let stats = convert::stats(&slots.stats()?);
         // SAFETY: by the caller's promise.
         unsafe { write_descriptor(out, &stats) }
     })

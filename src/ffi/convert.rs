@@ -2,11 +2,11 @@
 
 use super::read::{optional_pointer, required};
 use super::types::{
-    REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_LOG_INFO,
-    REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, replayssm_batch, replayssm_commit_args, replayssm_context_desc,
-    replayssm_conv1d_args, replayssm_delta_args, replayssm_exec, replayssm_ids, replayssm_lent, replayssm_list,
-    replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args, replayssm_state,
-    replayssm_stats, replayssm_tensor,
+    REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_EXEC_PDL,
+    REPLAYSSM_EXEC_PDL_PREFETCH, REPLAYSSM_LOG_INFO, REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, replayssm_batch,
+    replayssm_commit_args, replayssm_context_desc, replayssm_conv1d_args, replayssm_delta_args, replayssm_exec,
+    replayssm_ids, replayssm_lent, replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report,
+    replayssm_reset_args, replayssm_state, replayssm_stats, replayssm_tensor,
 };
 use std::borrow::Cow;
 use std::ffi::{CString, c_void};
@@ -142,7 +142,7 @@ pub(super) fn log(from: &replayssm_context_desc) -> Result<Log> {
 }
 
 pub(super) fn exec(from: &replayssm_exec) -> Result<Exec> {
-    zero("exec.flags", from.flags)?;
+    zero("exec.flags", from.flags & !(REPLAYSSM_EXEC_PDL | REPLAYSSM_EXEC_PDL_PREFETCH))?;
     let n_parts = if from.n_parts == 0 { 1 } else { from.n_parts };
     if n_parts < 1 {
         return Err(Error::invalid("exec.n_parts", n_parts, "0 or more"));
@@ -150,7 +150,12 @@ pub(super) fn exec(from: &replayssm_exec) -> Result<Exec> {
     if !(0..n_parts).contains(&from.part) {
         return Err(Error::invalid("exec.part", from.part, format!("0 to {}", n_parts - 1)));
     }
-    Ok(Exec { stream: from.stream as usize, part: from.part.into(), n_parts: n_parts.into() })
+    let dependent = from.flags & REPLAYSSM_EXEC_PDL != 0;
+    let prefetch = from.flags & REPLAYSSM_EXEC_PDL_PREFETCH != 0;
+    if prefetch && !dependent {
+        return Err(Error::invalid("exec.flags", from.flags, "REPLAYSSM_EXEC_PDL with REPLAYSSM_EXEC_PDL_PREFETCH"));
+    }
+    Ok(Exec { stream: from.stream as usize, part: from.part.into(), n_parts: n_parts.into(), dependent, prefetch })
 }
 
 pub(super) fn batch(from: &replayssm_batch) -> Result<Batch> {

@@ -1,7 +1,7 @@
 //! What surrounds every exported function: panics become `REPLAYSSM_INTERNAL`, errors become a status and a sentence.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,6 +11,7 @@ use crate::panic::Quiet;
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
+    static LAST_CUDA_ERROR: Cell<i32> = const { Cell::new(0) };
 }
 
 /// Runs the body of an exported function.
@@ -23,6 +24,9 @@ pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> replayssm_status {
     match result.unwrap_or_else(|panic| Err(Error::Internal(text_of(&*panic)))) {
         Ok(()) => REPLAYSSM_OK,
         Err(error) => {
+            if let Error::Cuda { code, .. } = &error {
+                let _ = LAST_CUDA_ERROR.try_with(|last| last.set(*code));
+            }
             let text = error.to_string().replace('\0', "?");
             // A thread that is being torn down keeps no text.
             let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
@@ -34,6 +38,11 @@ pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> replayssm_status {
 fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
+}
+
+/// The driver's status behind this thread's last CUDA error; 0 if there was none.
+pub(super) fn last_cuda_error() -> i32 {
+    LAST_CUDA_ERROR.try_with(Cell::get).unwrap_or(0)
 }
 
 /// The sentence of this thread's last error; empty if there was none.

@@ -24,8 +24,13 @@ pub const REPLAYSSM_WRONG_STREAM: replayssm_status = 5;
 pub const REPLAYSSM_UNSUPPORTED: replayssm_status = 20;
 /// No CUDA in this build, or no usable driver; the message says which.
 pub const REPLAYSSM_NO_CUDA: replayssm_status = 21;
+/// The library has no kernels for the device's architecture; the message says for which it has.
+pub const REPLAYSSM_NO_CODE_FOR_ARCH: replayssm_status = 22;
 /// An allocation failed; nothing changed.
 pub const REPLAYSSM_OUT_OF_MEMORY: replayssm_status = 40;
+/// The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
+/// on the same context may be the cause.
+pub const REPLAYSSM_CUDA: replayssm_status = 41;
 /// A defect of this library was caught at the boundary. Reset the slots of the call.
 pub const REPLAYSSM_INTERNAL: replayssm_status = 90;
 
@@ -207,7 +212,8 @@ pub struct replayssm_context_desc {
     pub struct_size: u32,
     /// REPLAYSSM_BACKEND_*.
     pub backend: replayssm_backend,
-    /// CUDA: device ordinal. 0 on the CPU backend.
+    /// CUDA: device ordinal, whose primary context is used; -1: the calling thread's current context, which must outlive the library's.
+    /// 0 on the CPU backend.
     pub device: i32,
     /// CPU: threads that work on a call, the calling one and n_threads - 1 of the library's own; up to 1024, 0 = as many as the
     /// process may use.
@@ -385,13 +391,20 @@ pub struct replayssm_component {
     pub layer_stride_bytes: i64,
 }
 
+/// Flag of a call, CUDA: its kernels may begin while the work in front of them on the stream ends (programmatic dependent launch). They
+/// wait for that work before they read or write anything, and let nothing begin behind them before they have ended.
+pub const REPLAYSSM_EXEC_PDL: u32 = 1;
+/// Flag of a call, with REPLAYSSM_EXEC_PDL: checkpoints may be brought near before that wait. The caller promises that the batch is not
+/// being written by the work in front.
+pub const REPLAYSSM_EXEC_PDL_PREFETCH: u32 = 2;
+
 /// How a call is to run. NULL: all defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_exec {
     /// sizeof(replayssm_exec).
     pub struct_size: u32,
-    /// Zero.
+    /// REPLAYSSM_EXEC_*; 0 on the CPU backend.
     pub flags: u32,
     /// The caller's stream; NULL on the CPU backend.
     pub stream: replayssm_stream,

@@ -598,9 +598,21 @@ pub struct Exec {
     pub part: i64,
     /// 1 = the backend's own threads do everything.
     pub n_parts: i64,
+    /// CUDA: the kernel may begin while the work in front of it ends (programmatic dependent launch); it waits before it reads.
+    pub dependent: bool,
+    /// CUDA: and it may bring checkpoints near before it waits.
+    pub prefetch: bool,
 }
 
 impl Exec {
+    /// Everything at once, on the default stream.
+    pub const DEFAULT: Self = Exec { stream: 0, part: 0, n_parts: 1, dependent: false, prefetch: false };
+
+    /// For a second launch of one call: behind the first, whole.
+    pub fn after_own_launch(&self) -> Self {
+        Exec { dependent: false, prefetch: false, ..*self }
+    }
+
     /// The share `[begin, end)` of `items` that this call does.
     pub fn share(&self, items: i64) -> (i64, i64) {
         let cut = |part: i64| (i128::from(items) * i128::from(part) / i128::from(self.n_parts)) as i64;
@@ -622,6 +634,19 @@ pub struct Cursor {
     pub generation: u32,
     /// Zero.
     pub flags: u32,
+}
+
+impl Cursor {
+    /// As it lies in memory.
+    pub fn to_bytes(&self) -> [u8; size_of::<Cursor>()] {
+        let mut bytes = [0; size_of::<Cursor>()];
+        let fields = [self.position as u64, self.flush_before as u64, self.seed];
+        let last = u64::from(self.generation) | u64::from(self.flags) << 32;
+        for (to, field) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(fields.into_iter().chain([last])) {
+            *to = field.to_le_bytes();
+        }
+        bytes
+    }
 }
 
 /// One component of a pool in memory: layer l of slot (ring) s is at `base + l * layer_stride + s * stride`.
@@ -731,8 +756,10 @@ pub struct Stats {
 pub struct BackendInfo {
     /// Name of the device or of the instruction set.
     pub name: String,
-    /// Threads that the backend keeps, the caller's included.
+    /// Threads that the backend keeps, the caller's included; 0 on a device.
     pub n_threads: i32,
+    /// Ordinal of the device; none on the CPU.
+    pub device: Option<i32>,
 }
 
 /// Memory of a backend, zeroed, freed when dropped.
@@ -747,8 +774,14 @@ pub trait Backend: Send + Sync {
     fn info(&self) -> BackendInfo;
     /// Zeroed memory.
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>>;
-    /// Bytes of a slots handle's counters.
-    fn counter_bytes(&self) -> u64;
+    /// Copies bytes into memory of this backend that no work uses yet.
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
+    /// Counters of a slots handle, zero.
+    fn allocate_counters(&self) -> Result<Box<dyn Memory>>;
+    /// Gets ready for all calls on a slots handle, or (with a pool's configuration) on a pool: nothing is loaded later.
+    fn prepare(&self, _slots: &SlotsConfig, _pool: Option<&PoolConfig>) -> Result<()> {
+        Ok(())
+    }
     /// Refuses a stream that the backend cannot use.
     fn check_exec(&self, exec: &Exec) -> Result<()>;
     /// Mamba-2 step or extend.
@@ -833,5 +866,5 @@ pub trait Backend: Send + Sync {
     /// Faults so far, and forgets them if asked.
     fn report(&self, slots: &SlotsView, clear: bool) -> Report;
     /// Counters so far.
-    fn stats(&self, slots: &SlotsView) -> Stats;
+    fn stats(&self, slots: &SlotsView) -> Result<Stats>;
 }

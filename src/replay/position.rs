@@ -124,6 +124,14 @@ fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// The default key of stochastic rounding: a mix of the ring's id.
+pub fn default_seed(ring: i64) -> u64 {
+    let mut z = (ring as u64).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
 /// How a commit's counts are meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]

@@ -5,13 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, Ids, List, MAX_HOST_LIST,
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, List, MAX_HOST_LIST,
     Mamba2Args, Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
 use super::plan::{StepPlan, warnings};
-use super::position::Rule;
-use crate::dtype::IndexType;
+use super::position::{Rule, default_seed};
 use crate::error::{Error, Result};
 use crate::log::{Level, Log};
 
@@ -80,9 +79,6 @@ pub struct Lent {
     pub slot_stride: i64,
 }
 
-/// A slot id that every handle has.
-static ZERO: i64 = 0;
-
 /// Ids that no one has acquired, and the generation of each.
 struct FreeList {
     free: Vec<i32>,
@@ -101,7 +97,8 @@ impl Slots {
         let n_rings = config.n_rings as usize;
         let bytes = n_rings as u64 * size_of::<Cursor>() as u64;
         let cursors = context.backend.allocate("the positions of the rings", bytes)?;
-        let counters = context.backend.allocate("the counters", context.backend.counter_bytes())?;
+        let counters = context.backend.allocate_counters()?;
+        context.backend.prepare(&config, None)?;
         let rule = Rule::new(&config);
         let view = SlotsView { rule, cursors: cursors.address(), counters: counters.address(), config };
         let n = view.config.n_slots.min(view.config.n_rings);
@@ -139,25 +136,19 @@ impl Slots {
         self.context.log.line(Level::Info, || format!("slots destroyed, pools still on them: {}", self.pools().len()));
     }
 
-    /// Gives every ring its first fold point, as a reset at position 0 would, in generation 0.
+    /// Gives every ring its first fold point and its seed, as a reset at position 0 would, in generation 0.
     fn start_schedule(&self) -> Result<()> {
-        let exec = Exec { stream: 0, part: 0, n_parts: 1 };
+        const AT_A_TIME: i64 = 4096;
         let n_rings = i64::from(self.view.config.n_rings);
-        let generations = [0u32; MAX_HOST_LIST as usize];
-        let args = ResetArgs {
-            keep_checkpoint: true,
-            convert: false,
-            position: None,
-            generation: Some(Address(generations.as_ptr() as usize)),
-            seed: None,
-        };
-        for first in (0..n_rings).step_by(MAX_HOST_LIST as usize) {
-            let ids: Vec<i64> = (first..n_rings).take(MAX_HOST_LIST as usize).collect();
-            let rings = Ids { data: Address(ids.as_ptr() as usize), stride: 1, index: IndexType::I64 };
-            // Without pools the slots do not matter: slot 0 for all.
-            let slots = Ids { data: Address(&raw const ZERO as usize), stride: 0, index: IndexType::I64 };
-            let list = List { n: ids.len() as i64, place: Where::Device, slots, rings };
-            self.context.backend.reset(&self.view, &[], &list, &args, &exec)?;
+        for first in (0..n_rings).step_by(AT_A_TIME as usize) {
+            let bytes: Vec<u8> = (first..n_rings.min(first + AT_A_TIME))
+                .flat_map(|ring| {
+                    let flush_before = self.view.rule.flush_before(0, ring);
+                    Cursor { flush_before, seed: default_seed(ring), ..Cursor::default() }.to_bytes()
+                })
+                .collect();
+            let at = self.view.cursors.offset(first * size_of::<Cursor>() as i64);
+            self.context.backend.write(at, &bytes)?;
         }
         Ok(())
     }
@@ -226,7 +217,7 @@ impl Slots {
     }
 
     /// Counters so far.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> Result<Stats> {
         self.backend().stats(&self.view)
     }
 

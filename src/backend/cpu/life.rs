@@ -20,7 +20,7 @@ use crate::replay::launch::{
 };
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{canonical, split};
-use crate::replay::position::{MAX_POSITION, accepted};
+use crate::replay::position::{MAX_POSITION, accepted, default_seed};
 use crate::replay::step::{Output, Source, Target, Tile};
 
 /// Moves the positions of a batch's rows.
@@ -67,14 +67,6 @@ pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: 
         }
         counters.committed(span.len, count);
     }
-}
-
-/// The default key of stochastic rounding: a mix of the ring's id.
-fn default_seed(ring: i64) -> u64 {
-    let mut z = (ring as u64).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// Element `i` of a per-entry int64 array.

@@ -145,7 +145,7 @@ fn advise_huge_pages(at: *mut u8, bytes: usize) {
 
 impl Backend for Cpu {
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: format!("CPU, {}", self.isa.name()), n_threads: self.n_threads }
+        BackendInfo { name: format!("CPU, {}", self.isa.name()), n_threads: self.n_threads, device: None }
     }
 
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {
@@ -162,8 +162,14 @@ impl Backend for Cpu {
         Ok(Box::new(Block { at, layout }))
     }
 
-    fn counter_bytes(&self) -> u64 {
-        size_of::<Counters>() as u64
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        // SAFETY: a part of a block of this backend, which nobody else uses yet.
+        unsafe { raw::slice_mut(to, bytes.len()) }.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn allocate_counters(&self) -> Result<Box<dyn Memory>> {
+        self.allocate("the counters", size_of::<Counters>() as u64)
     }
 
     fn check_exec(&self, exec: &Exec) -> Result<()> {
@@ -278,7 +284,7 @@ impl Backend for Cpu {
         Counters::of(slots).report(clear)
     }
 
-    fn stats(&self, slots: &SlotsView) -> Stats {
-        Counters::of(slots).stats()
+    fn stats(&self, slots: &SlotsView) -> Result<Stats> {
+        Ok(Counters::of(slots).stats())
     }
 }

@@ -1,0 +1,141 @@
+//! NVRTC, loaded from wherever it is: compiles one source to one cubin.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+type Program = *mut c_void;
+
+/// A loaded compiler.
+pub struct Nvrtc {
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
+    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    /// As 12 and 9.
+    pub version: (i32, i32),
+}
+
+/// What came of a compilation.
+pub struct Output {
+    pub cubin: Option<Vec<u8>>,
+    pub log: String,
+}
+
+/// Where NVRTC may be: REPLAYSSM_NVRTC, the wheel that `make` fetches, a CUDA toolkit, the system's loader path.
+fn candidates(root: &Path) -> Vec<PathBuf> {
+    if let Some(path) = env::var_os("REPLAYSSM_NVRTC") {
+        return vec![path.into()];
+    }
+    let mut list = vec![root.join("build/nvrtc/nvidia/cuda_nvrtc/lib/libnvrtc.so.12")];
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(PathBuf::from);
+    for toolkit in toolkits.chain(["/usr/local/cuda".into()]) {
+        for lib in ["lib64", "lib", "targets/x86_64-linux/lib"] {
+            for version in ["13", "12"] {
+                list.push(toolkit.join(lib).join(format!("libnvrtc.so.{version}")));
+            }
+        }
+    }
+    list.retain(|path| path.exists());
+    list.extend(["libnvrtc.so.13".into(), "libnvrtc.so.12".into()]);
+    list
+}
+
+impl Nvrtc {
+    /// The first usable compiler of version 12.8 or later; or what is wrong with each that was tried.
+    pub fn find(root: &Path) -> Result<Self, String> {
+        let mut tried = Vec::new();
+        for path in candidates(root) {
+            match Self::load(&path) {
+                Ok(nvrtc) if nvrtc.version >= (12, 8) => return Ok(nvrtc),
+                Ok(nvrtc) => tried.push(format!("{} is {}.{}", path.display(), nvrtc.version.0, nvrtc.version.1)),
+                Err(reason) => tried.push(reason),
+            }
+        }
+        Err(format!("no NVRTC of version 12.8 or later: {}", tried.join("; ")))
+    }
+
+    fn load(path: &Path) -> Result<Self, String> {
+        let name = CString::new(path.to_string_lossy().as_bytes()).map_err(|e| e.to_string())?;
+        // SAFETY: a library's initialisation runs; it is NVIDIA's.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            // SAFETY: dlopen has failed, so there is a text.
+            return Err(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
+        }
+        macro_rules! function {
+            ($name:literal) => {{
+                // SAFETY: the library is open, the name ends with a zero.
+                let at = unsafe { libc::dlsym(library, concat!($name, "\0").as_ptr().cast()) };
+                if at.is_null() {
+                    return Err(format!("{} has no {}", path.display(), $name));
+                }
+                // SAFETY: the function has the type that NVRTC documents.
+                unsafe { std::mem::transmute(at) }
+            }};
+        }
+        let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = function!("nvrtcVersion");
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are locals.
+        unsafe { version(&mut major, &mut minor) };
+        Ok(Nvrtc {
+            create: function!("nvrtcCreateProgram"),
+            destroy: function!("nvrtcDestroyProgram"),
+            compile: function!("nvrtcCompileProgram"),
+            log_size: function!("nvrtcGetProgramLogSize"),
+            log: function!("nvrtcGetProgramLog"),
+            cubin_size: function!("nvrtcGetCUBINSize"),
+            cubin: function!("nvrtcGetCUBIN"),
+            version: (major, minor),
+        })
+    }
+
+    /// Compiles a file. Headers are found beside it.
+    pub fn compile(&self, file: &Path, options: &[String]) -> Result<Output, String> {
+        let source = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let text = |s: String| CString::new(s).map_err(|e| e.to_string());
+        let (source, name) = (text(source)?, text(file.to_string_lossy().into_owned())?);
+        let options = options.iter().cloned().map(text).collect::<Result<Vec<_>, _>>()?;
+        let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
+        let mut program = std::ptr::null_mut();
+        // SAFETY: all pointers live until the call returns, and so below.
+        if unsafe { (self.create)(&mut program, source.as_ptr(), name.as_ptr(), 0, std::ptr::null(), std::ptr::null()) }
+            != 0
+        {
+            return Err("nvrtcCreateProgram failed".into());
+        }
+        // SAFETY: as above.
+        let status = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
+        let log = self.bytes(program, self.log_size, self.log);
+        let cubin = (status == 0).then(|| self.bytes(program, self.cubin_size, self.cubin));
+        // SAFETY: the program is not used any more.
+        unsafe { (self.destroy)(&mut program) };
+        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned();
+        Ok(Output { cubin, log })
+    }
+
+    fn bytes(
+        &self,
+        program: Program,
+        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        get: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ) -> Vec<u8> {
+        let mut n = 0;
+        // SAFETY: a live program; n is a local.
+        unsafe { size(program, &mut n) };
+        let mut bytes = vec![0u8; n];
+        // SAFETY: as many bytes as it asked for.
+        unsafe { get(program, bytes.as_mut_ptr().cast()) };
+        bytes
+    }
+}

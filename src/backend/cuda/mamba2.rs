@@ -1,0 +1,119 @@
+//! Launches of Mamba-2: `cuda/mamba2`.
+
+use super::Cuda;
+use super::instances::{COLUMNS, Key, Work};
+use super::params::{Batch, Carve, Component, Mamba2Params, Place, State, Tensor};
+use crate::error::{Error, Result};
+use crate::replay::config::{Family, Format, PoolConfig, Readout, SlotsConfig};
+use crate::replay::launch::{self, Exec, Mamba2Args, Mode, PoolView, SlotsView};
+use crate::replay::layout;
+use crate::replay::plan::MAX_PARALLEL;
+use crate::replay::position::Rule;
+
+/// Records that are in shared memory at a time, and tokens whose readouts are computed at a time: `cuda/common/block.cuh`.
+pub(super) const CHUNK: usize = 16;
+pub(super) const TOKENS: usize = 8;
+
+/// The tuned kernel's columns if the state has no more, else the generic one's.
+pub(super) fn columns_of(columns: usize) -> u16 {
+    COLUMNS.into_iter().find(|&most| columns <= most.into()).unwrap_or(0)
+}
+
+/// Number of a format in the kernels.
+pub(super) fn number_of(format: Format) -> u8 {
+    match format {
+        Format::Split32 => 1,
+        Format::F32 => 2,
+        Format::Bf16 => 3,
+        Format::F16 => 4,
+    }
+}
+
+fn keys(pool: &PoolConfig, columns: usize) -> [Key; 2] {
+    let key = |work, high| Key { work, format: number_of(pool.format), high, kda: false, columns: columns_of(columns) };
+    [key(Work::Mamba2Serial, false), key(Work::Mamba2Parallel, pool.readout == Readout::High)]
+}
+
+/// Arrays in shared memory, in the order of `cuda/mamba2/mamba2.cuh`.
+pub(super) fn carve(columns: i32, warps: i32, parallel_tokens: usize) -> Carve {
+    let mut carve = Carve::new(columns, warps);
+    carve.columns(CHUNK); // B
+    carve.columns(CHUNK); // C
+    carve.channels(CHUNK); // x
+    carve.array(CHUNK * 16); // gates
+    carve.channels(CHUNK); // y
+    if parallel_tokens > 0 {
+        carve.columns(parallel_tokens);
+        carve.channels(parallel_tokens);
+        carve.array(parallel_tokens * 16);
+        carve.array(TOKENS * (CHUNK + MAX_PARALLEL as usize) * 4);
+    }
+    carve
+}
+
+/// Loads what a pool can need.
+pub(super) fn prepare(cuda: &Cuda, _slots: &SlotsConfig, pool: &PoolConfig) -> Result<()> {
+    let Family::Mamba2(dims) = &pool.family else { return Ok(()) };
+    let [serial, parallel] = keys(pool, dims.dstate);
+    cuda.load(serial)?;
+    if pool.readout != Readout::Exact {
+        cuda.load(parallel)?;
+    }
+    Ok(())
+}
+
+/// Enqueues a step or an extend.
+#[allow(clippy::too_many_arguments, reason = "the backend trait's own arguments")]
+pub(super) fn run(
+    cuda: &Cuda,
+    slots: &SlotsView,
+    pool: &PoolView,
+    layer: i64,
+    mode: Mode,
+    batch: &launch::Batch,
+    args: &Mamba2Args,
+    exec: &Exec,
+) -> Result<()> {
+    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool)) else {
+        return Err(Error::Internal("a Mamba-2 call on another family".into()));
+    };
+    let [serial, parallel] = keys(&pool.config, dims.dstate);
+    let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
+    let carve = carve(state.columns, state.warps, if is_serial { 0 } else { batch.max_tokens as usize });
+    let ring = |component| Component::of(pool, component);
+    let mut params = Mamba2Params {
+        slots: cuda.slots(slots),
+        batch: Batch::from(batch),
+        place: Place { pool: pool.index, layer: layer as i32 },
+        state,
+        ring_x: ring(layout::Component::X),
+        ring_b: ring(layout::Component::B),
+        ring_dt: ring(layout::Component::Dt),
+        x: Tensor::from(&args.x),
+        b: Tensor::from(&args.b),
+        c: Tensor::from(&args.c),
+        dt: Tensor::from(&args.dt),
+        a: Tensor::from(&args.a),
+        dt_bias: Tensor::from(&args.dt_bias),
+        d_skip: Tensor::from(&args.d_skip),
+        z: Tensor::from(&args.z),
+        out: Tensor::from(&args.out),
+        shared: carve.shared,
+        io: pool.config.io as i32,
+        ring_rows: Rule::new(&slots.config).rows() as i32,
+        heads_per_group: dims.heads_per_group() as i32,
+        d_per_element: args.d_per_element.into(),
+        softplus: args.dt_softplus.into(),
+        mode: if mode == Mode::Extend { 1 } else { 0 },
+    };
+    let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
+    let threads = state.warps as u32 * 32;
+    let key = if is_serial { serial } else { parallel };
+    cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;
+    if mode == Mode::Extend && batch.keep_tail > 0 {
+        // Records of the tail may overwrite history that another block has yet to read: they wait for all of them.
+        params.mode = 2;
+        cuda.launch(key, &exec.after_own_launch(), items, threads, carve.bytes(), &params)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! The CUDA backend: the same interface on device pointers, in the order of the caller's stream.
+//!
+//! A call fills in the parameters of one kernel and enqueues it. Nothing is allocated, loaded or waited for after a pool was created, so
+//! that every call can be captured in a graph. Kernels are the cubins that the build made of `cuda/`.
+
+mod driver;
+mod images;
+pub mod instances;
+mod mamba2;
+mod params;
+
+use std::ptr::{read_volatile, write_volatile};
+use std::sync::{Arc, OnceLock};
+
+use self::driver::{Device, DeviceMemory, HostMemory, Kernel, Shape};
+use self::instances::Key;
+use self::params::Params;
+use crate::error::{Error, Result};
+use crate::replay::config::{PoolConfig, SlotsConfig};
+use crate::replay::launch::{
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
+    PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
+};
+
+pub use self::driver::{allocations, probe};
+pub use self::images::{IMAGES, architectures};
+
+/// Registers and local bytes of every compiled kernel by name: for tests.
+#[doc(hidden)]
+pub fn usage() -> Vec<(String, u32, u32, u32)> {
+    let keys = Key::all();
+    let name = |image: &images::Image| keys.get(image.key).map_or_else(String::new, Key::name);
+    IMAGES.iter().map(|image| (name(image), image.arch, image.registers, image.local_bytes)).collect()
+}
+
+/// Static shared memory of a block, beside what a launch asks for, is less than this.
+const STATIC_SHARED: u32 = 1024;
+
+/// The CUDA backend on one device.
+pub struct Cuda {
+    keys: Vec<Key>,
+    kernels: Vec<OnceLock<Kernel>>,
+    device: Arc<Device>,
+}
+
+impl Memory for DeviceMemory {
+    fn address(&self) -> Address {
+        Address(self.at as usize)
+    }
+}
+
+/// Of a slots handle: faults in host memory, statistics in the device's.
+#[repr(C)]
+struct Shared {
+    report: params::Report,
+    stats: u64,
+}
+
+struct Counters {
+    host: HostMemory,
+    _stats: DeviceMemory,
+}
+
+impl Memory for Counters {
+    fn address(&self) -> Address {
+        Address(self.host.at as usize)
+    }
+}
+
+impl Cuda {
+    /// A backend on a device; ordinal -1: on the calling thread's current context.
+    pub fn new(ordinal: i32) -> Result<Self> {
+        if IMAGES.is_empty() {
+            return Err(Error::NoCuda(format!(
+                "this library was built without CUDA kernels: {}",
+                env!("REPLAYSSM_CUDA_SUMMARY")
+            )));
+        }
+        let device = Device::open(ordinal)?;
+        let keys = Key::all();
+        if images::find(0, device.arch).is_none() {
+            let archs: Vec<_> = architectures().iter().map(|arch| format!("sm_{arch}")).collect();
+            return Err(Error::NoCode {
+                device: device.name.clone(),
+                arch: format!("sm_{}", device.arch),
+                expected: archs.join(", "),
+            });
+        }
+        let kernels = keys.iter().map(|_| OnceLock::new()).collect();
+        Ok(Cuda { keys, kernels, device })
+    }
+
+    /// The device's ordinal.
+    pub fn ordinal(&self) -> i32 {
+        self.device.ordinal
+    }
+
+    /// Shared memory that a launch may ask for.
+    fn shared_limit(&self) -> u32 {
+        self.device.shared_bytes.saturating_sub(STATIC_SHARED)
+    }
+
+    /// Loads a kernel if it is not there yet.
+    fn load(&self, key: Key) -> Result<()> {
+        let number = images::number(&self.keys, key);
+        let (Some(number), Some(place)) = (number, number.and_then(|n| self.kernels.get(n))) else {
+            return Err(Error::Internal(format!("there is no kernel {}", key.name())));
+        };
+        if place.get().is_some() {
+            return Ok(());
+        }
+        let image = images::find(number, self.device.arch)
+            .ok_or_else(|| Error::Internal(format!("there is no code of kernel {}", key.name())))?;
+        let kernel = Kernel::load(&self.device, &image.cubin()?, self.shared_limit())?;
+        // Another thread may have been faster; then this one is unloaded again.
+        drop(place.set(kernel));
+        Ok(())
+    }
+
+    /// Enqueues a kernel over `items` of work, in blocks of `threads` that each take one after the other.
+    fn launch<P: Params>(
+        &self,
+        key: Key,
+        exec: &Exec,
+        items: i64,
+        threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<()> {
+        let kernel = images::number(&self.keys, key).and_then(|number| self.kernels.get(number)?.get());
+        let Some(kernel) = kernel else {
+            return Err(Error::Internal(format!("kernel {} is not loaded", key.name())));
+        };
+        let blocks = items.clamp(0, i32::MAX.into()) as u32;
+        let shape = Shape { stream: exec.stream, blocks, threads, shared_bytes, dependent: exec.dependent };
+        self.device.launch(kernel, &shape, params)
+    }
+
+    fn slots(&self, slots: &SlotsView) -> params::Slots {
+        let shared = slots.counters.0 as *const Shared;
+        // SAFETY: counters of this backend, alive as long as the slots handle; nothing writes the field.
+        let stats = unsafe { (*shared).stats };
+        params::Slots::of(slots, slots.counters.0 as u64, stats)
+    }
+}
+
+impl Backend for Cuda {
+    fn info(&self) -> BackendInfo {
+        BackendInfo { name: self.device.name.clone(), n_threads: 0, device: Some(self.device.ordinal) }
+    }
+
+    fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {
+        Ok(Box::new(self.device.allocate(what, bytes)?))
+    }
+
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.device.write(to.0 as u64, bytes)
+    }
+
+    fn allocate_counters(&self) -> Result<Box<dyn Memory>> {
+        let stats = self.device.allocate("the counters", size_of::<params::Stats>() as u64)?;
+        let host = self.device.allocate_host("the counters", size_of::<Shared>() as u64)?;
+        // SAFETY: a block of ours of this size, which nobody else knows yet.
+        unsafe { (*host.at.cast::<Shared>()).stats = stats.at };
+        Ok(Box::new(Counters { host, _stats: stats }))
+    }
+
+    fn prepare(&self, slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
+        if let Some(pool) = pool {
+            mamba2::prepare(self, slots, pool)?;
+        }
+        Ok(())
+    }
+
+    fn check_exec(&self, exec: &Exec) -> Result<()> {
+        if exec.n_parts != 1 {
+            return Err(Error::invalid("exec.n_parts", exec.n_parts, "0 or 1 on the CUDA backend"));
+        }
+        self.device.check_stream(exec.stream)
+    }
+
+    fn mamba2(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &Mamba2Args,
+        exec: &Exec,
+    ) -> Result<()> {
+        mamba2::run(self, slots, pool, layer, mode, batch, args, exec)
+    }
+
+    fn delta(
+        &self,
+        _slots: &SlotsView,
+        _pool: &PoolView,
+        _layer: i64,
+        _mode: Mode,
+        _batch: &Batch,
+        _args: &DeltaArgs,
+        _exec: &Exec,
+    ) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn conv1d(
+        &self,
+        _slots: &SlotsView,
+        _pool: &PoolView,
+        _layer: i64,
+        _mode: Mode,
+        _batch: &Batch,
+        _args: &ConvArgs,
+        _exec: &Exec,
+    ) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn commit(&self, _slots: &SlotsView, _batch: &Batch, _args: &CommitArgs, _exec: &Exec) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn reset(
+        &self,
+        _slots: &SlotsView,
+        _pools: &[Arc<PoolView>],
+        _list: &List,
+        _args: &ResetArgs,
+        _exec: &Exec,
+    ) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn import(
+        &self,
+        _slots: &SlotsView,
+        _pool: &PoolView,
+        _list: &List,
+        _position: Option<Address>,
+        _src: &StateTensor,
+        _exec: &Exec,
+    ) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn export(
+        &self,
+        _slots: &SlotsView,
+        _pool: &PoolView,
+        _list: &List,
+        _at: Option<Address>,
+        _dst: &StateTensor,
+        _exec: &Exec,
+    ) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn rewind(
+        &self,
+        _slots: &SlotsView,
+        _pools: &[Arc<PoolView>],
+        _list: &List,
+        _n: Address,
+        _done: Option<Address>,
+        _exec: &Exec,
+    ) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn read_cursors(&self, _slots: &SlotsView, _list: &List, _dst: Address, _exec: &Exec) -> Result<()> {
+        Err(Error::Internal("not there yet".into()))
+    }
+
+    fn report(&self, slots: &SlotsView, clear: bool) -> Report {
+        let at = slots.counters.0 as *mut params::Report;
+        // SAFETY: counters of this backend begin with a report; the device may write it meanwhile, its bits last.
+        let seen = unsafe { read_volatile(at) };
+        if clear && seen.count > 0 {
+            // SAFETY: as above. A fault that comes at this very moment may be lost.
+            unsafe { write_volatile(at, params::Report::default()) };
+        }
+        Report {
+            bits: seen.bits,
+            count: seen.count,
+            first_slot: seen.first_slot,
+            first_row: seen.first_row,
+            first_pool: seen.first_pool,
+            first_layer: seen.first_layer,
+        }
+    }
+
+    fn stats(&self, slots: &SlotsView) -> Result<Stats> {
+        let seen: params::Stats = self.device.read(self.slots(slots).stats)?;
+        Ok(Stats {
+            steps: seen.steps,
+            rows: seen.rows,
+            tokens: seen.tokens,
+            accepted: seen.accepted,
+            flushes: seen.flushes,
+            checkpoint_bytes_read: seen.checkpoint_read,
+            checkpoint_bytes_written: seen.checkpoint_written,
+            ring_bytes_read: seen.ring_read,
+            ring_bytes_written: seen.ring_written,
+        })
+    }
+}
