@@ -4,6 +4,7 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 BUILD := $(CURDIR)/build
 CMAKE_VERSION := 3.31.6
+NVRTC_VERSION := 12.9.86
 
 # CMake from the system, or pinned from PyPI into build/.
 CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
@@ -14,11 +15,25 @@ WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensur
 
 all: lib
 
+# The compiler of the CUDA kernels, pinned from PyPI into build/; where Python cannot install packages, cargo looks for a CUDA toolkit
+# and else builds for the CPU alone, and says so. It is not needed with REPLAYSSM_CUDA=off, or where REPLAYSSM_NVRTC names one.
+WITHOUT_PIP := $(shell python3 -c 'import ensurepip' 2>/dev/null || echo yes)
+NVRTC := $(if $(or $(WITHOUT_PIP),$(REPLAYSSM_NVRTC),$(filter off,$(REPLAYSSM_CUDA)),$(filter-out x86_64,$(shell uname -m))),,$(BUILD)/nvrtc/$(NVRTC_VERSION))
+ifneq ($(NVRTC),)
+$(NVRTC):
+	python3 -m venv $(BUILD)/nvrtc/venv
+	$(BUILD)/nvrtc/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+		-d $(BUILD)/nvrtc/wheel nvidia-cuda-nvrtc-cu12==$(NVRTC_VERSION)
+	cd $(BUILD)/nvrtc && python3 -m zipfile -e wheel/*.whl .
+	rm -rf $(BUILD)/nvrtc/wheel $(BUILD)/nvrtc/venv $(BUILD)/nvrtc/nvidia/cuda_nvrtc/lib/*.alt.so*
+	touch $@
+endif
+
 # The library is a file like any other: nobody needs cargo who has an up-to-date one, as `sudo make install` does.
 CARGO_TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 LIB := $(CARGO_TARGET)/release/libreplayssm.so
 lib: $(LIB)
-$(LIB): Cargo.toml Cargo.lock build.rs rust-toolchain.toml $(shell find src -name '*.rs')
+$(LIB): Cargo.toml Cargo.lock build.rs rust-toolchain.toml $(shell find src build-support -name '*.rs') $(shell find cuda -type f) | $(NVRTC)
 	$(CARGO) build --release --locked --lib --target-dir '$(CARGO_TARGET)'
 	@touch '$@'
 
@@ -52,10 +67,10 @@ demo-quick: examples
 	$(BUILD)/examples/demo --quick --break --model examples-cpp/demo/model >$(BUILD)/broken.txt; test $$? = 1
 	grep 'RESULT demo identical=0' $(BUILD)/broken.txt
 
-header:
+header: $(NVRTC)
 	REPLAYSSM_WRITE_HEADER=1 $(CARGO) test --locked --test header
 
-check:
+check: $(NVRTC)
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	tests/breaks.sh --check

@@ -251,4 +251,6 @@ struct List {
   i64 inline_position[MAX_INLINE];
 };
 
+// As offsetof, which needs a header.
+#define OFFSET_OF(type, field) __INTADDR__(&((type *)0)->field)
 #include "layout.inc"

@@ -332,3 +332,57 @@ impl Carve {
         self.bytes as u32
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::launch::Cursor;
+    use std::fmt::Write as _;
+    use std::mem::offset_of;
+
+    macro_rules! layout {
+        ($text:ident: $($ty:ident { $($field:ident),* $(,)? })*) => {$(
+            writeln!($text, "static_assert(sizeof({}) == {}, \"{0}\");", stringify!($ty), size_of::<$ty>()).unwrap();
+            $(writeln!(
+                $text,
+                "static_assert(OFFSET_OF({}, {}) == {}, \"{0}.{1}\");",
+                stringify!($ty), stringify!($field), offset_of!($ty, $field)
+            ).unwrap();)*
+        )*};
+    }
+
+    /// `REPLAYSSM_WRITE_LAYOUT=1` renews the file.
+    #[test]
+    fn the_device_is_told_the_layout_of_parameters() {
+        let mut text = "// Made by a test of src/backend/cuda/params.rs: sizes and offsets as the host has them.\n".to_owned();
+        layout! { text:
+            Cursor { position, flush_before, seed, generation, flags }
+            Report { bits, claimed, count, first_slot, first_row, first_pool, first_layer }
+            Stats {
+                steps, rows, tokens, accepted, flushes, checkpoint_read, checkpoint_written, ring_read, ring_written,
+            }
+            Ids { data, stride, index }
+            Tensor { data, row, token, head, dtype }
+            Component { base, layer_stride, stride }
+            Slots { cursors, report, stats, n_slots, n_rings, window, keep, max_step_tokens, schedule }
+            Batch {
+                n_rows, tokens, max_tokens, n_tokens, cu_seqlens, slots, rings, flush, generation, null_id, keep_tail,
+                has_null_id, keep_null_outputs, extend,
+            }
+            Place { pool, layer }
+            State {
+                checkpoint, tags, heads, rows, columns, tiles, format, readout, stochastic, warps, parts, is_vector,
+            }
+            Shared { columns, channels, at }
+            Mamba2Params {
+                slots, batch, place, state, ring_x, ring_b, ring_dt, x, b, c, dt, a, dt_bias, d_skip, z, out, shared, io,
+                ring_rows, heads_per_group, d_per_element, softplus, mode,
+            }
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/common/layout.inc");
+        if std::env::var_os("REPLAYSSM_WRITE_LAYOUT").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        assert!(std::fs::read_to_string(path).unwrap() == text, "run this test with REPLAYSSM_WRITE_LAYOUT=1");
+    }
+}
