@@ -6,6 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 use std::{env, fs, thread};
 
 use crate::instances::{ARCHITECTURES, Key};
@@ -26,6 +27,8 @@ const OPTIONS: [&str; 7] = [
 struct Job {
     key: usize,
     arch: u32,
+    /// Of the source, below `cuda/`.
+    name: &'static str,
     file: PathBuf,
     options: Vec<String>,
     /// Compressed cubin, and what the compiler said of it.
@@ -37,6 +40,7 @@ pub fn build(root: &Path, out: &Path) {
     println!("cargo::rerun-if-env-changed=REPLAYSSM_CUDA");
     println!("cargo::rerun-if-env-changed=REPLAYSSM_CUDA_ARCHS");
     println!("cargo::rerun-if-env-changed=REPLAYSSM_NVRTC");
+    println!("cargo::rerun-if-env-changed=REPLAYSSM_KERNEL_CACHE");
     println!("cargo::rerun-if-changed=cuda");
     // A path that is not there would run the build script every time; its folder changes when it comes.
     println!("cargo::rerun-if-changed={}", if root.join("build/nvrtc").exists() { "build/nvrtc" } else { "build.rs" });
@@ -73,8 +77,10 @@ fn architectures() -> Vec<u32> {
 }
 
 fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) {
-    let cache = out.join("kernels");
-    fs::create_dir_all(&cache).expect("OUT_DIR can be written");
+    // All profiles of one target folder share their kernels; so do builds that name one folder.
+    let cache = env::var_os("REPLAYSSM_KERNEL_CACHE").map(PathBuf::from);
+    let cache = cache.unwrap_or_else(|| out.ancestors().nth(4).unwrap_or(out).join("kernels"));
+    fs::create_dir_all(&cache).unwrap_or_else(|e| panic!("{}: {e}", cache.display()));
     let (keys, archs) = (Key::all(), architectures());
     let mut jobs = Vec::new();
     let mut sources = HashMap::new();
@@ -84,16 +90,17 @@ fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) 
         for &arch in &archs {
             let mut options: Vec<String> = OPTIONS.iter().map(|o| (*o).to_owned()).collect();
             options.push(format!("--gpu-architecture=sm_{arch}"));
-            options.push(format!("-I{}", file.parent().expect("a file in a folder").display()));
             options.extend(key.defines().iter().map(|define| format!("-D{define}")));
             let mut hasher = DefaultHasher::new();
             (nvrtc.version, &source, &options).hash(&mut hasher);
+            // Behind the hash: where the sources lie makes no difference.
+            options.push(format!("-I{}", file.parent().expect("a file in a folder").display()));
             let cached = cache.join(format!("{}_{arch}_{:016x}", key.name(), hasher.finish()));
-            jobs.push(Job { key: number, arch, file: file.clone(), options, cached });
+            jobs.push(Job { key: number, arch, name: key.source(), file: file.clone(), options, cached });
         }
     }
     compile_missing(nvrtc, &jobs, &keys);
-    remove_others(&cache, &jobs);
+    remove_old(&cache, &jobs);
     let (table, image) = table(&jobs, &keys);
     let names: Vec<_> = archs.iter().map(|arch| format!("sm_{arch}")).collect();
     let (major, minor) = nvrtc.version;
@@ -142,13 +149,13 @@ fn compile_missing(nvrtc: &Nvrtc, jobs: &[Job], keys: &[Key]) {
 }
 
 fn compile_one(nvrtc: &Nvrtc, job: &Job) -> Result<(), String> {
-    let output = nvrtc.compile(&job.file, &job.options)?;
+    let output = nvrtc.compile(&job.file, job.name, &job.options)?;
     let Some(cubin) = output.cubin else { return Err(output.log) };
     let usage = usage(&output.log)?;
     let mut bytes = format!("{} {} {}\n", usage.registers, usage.local, cubin.len()).into_bytes();
     bytes.extend(miniz_oxide::deflate::compress_to_vec(&cubin, 9));
     // Whole or not at all: a build that is stopped leaves no half of a file.
-    let draft = job.cached.with_extension("draft");
+    let draft = job.cached.with_extension(format!("draft{}", std::process::id()));
     fs::write(&draft, bytes).and_then(|()| fs::rename(&draft, &job.cached)).map_err(|e| e.to_string())
 }
 
@@ -177,11 +184,13 @@ fn usage(log: &str) -> Result<Usage, String> {
     Ok(usage)
 }
 
-/// Takes older versions of kernels out of the cache.
-fn remove_others(cache: &Path, jobs: &[Job]) {
+/// Takes kernels out of the cache that no build has made for a while.
+fn remove_old(cache: &Path, jobs: &[Job]) {
+    const WHILE: Duration = Duration::from_secs(14 * 24 * 3600);
     let kept: BTreeSet<_> = jobs.iter().map(|job| job.cached.clone()).collect();
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
-        if !kept.contains(&entry.path()) {
+        let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|made| made.elapsed().ok());
+        if !kept.contains(&entry.path()) && age.is_some_and(|age| age > WHILE) {
             let _ = fs::remove_file(entry.path());
         }
     }

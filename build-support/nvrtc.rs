@@ -101,10 +101,10 @@ impl Nvrtc {
     }
 
     /// Compiles a file. Headers are found beside it.
-    pub fn compile(&self, file: &Path, options: &[String]) -> Result<Output, String> {
+    pub fn compile(&self, file: &Path, name: &str, options: &[String]) -> Result<Output, String> {
         let source = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
         let text = |s: String| CString::new(s).map_err(|e| e.to_string());
-        let (source, name) = (text(source)?, text(file.to_string_lossy().into_owned())?);
+        let (source, name) = (text(source)?, text(name.to_owned())?);
         let options = options.iter().cloned().map(text).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
         let mut program = std::ptr::null_mut();

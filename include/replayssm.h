@@ -112,8 +112,13 @@ typedef int32_t replayssm_status;
 #define REPLAYSSM_UNSUPPORTED 20
 /* No CUDA in this build, or no usable driver; the message says which. */
 #define REPLAYSSM_NO_CUDA 21
+/* The library has no kernels for the device's architecture; the message says for which it has. */
+#define REPLAYSSM_NO_CODE_FOR_ARCH 22
 /* An allocation failed; nothing changed. */
 #define REPLAYSSM_OUT_OF_MEMORY 40
+/* The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
+ * on the same context may be the cause. */
+#define REPLAYSSM_CUDA 41
 /* A defect of this library was caught at the boundary. Reset the slots of the call. */
 #define REPLAYSSM_INTERNAL 90
 
@@ -290,7 +295,8 @@ typedef struct replayssm_context_desc {
   uint32_t struct_size;
   /* REPLAYSSM_BACKEND_*. */
   replayssm_backend backend;
-  /* CUDA: device ordinal. 0 on the CPU backend. */
+  /* CUDA: device ordinal, whose primary context is used; -1: the calling thread's current context, which must outlive the library's.
+   * 0 on the CPU backend. */
   int32_t device;
   /* CPU: threads that work on a call, the calling one and n_threads - 1 of the library's own; up to 1024, 0 = as many as the
    * process may use. */
@@ -458,11 +464,18 @@ typedef struct replayssm_component {
   int64_t layer_stride_bytes;
 } replayssm_component;
 
+/* Flag of a call, CUDA: its kernels may begin while the work in front of them on the stream ends (programmatic dependent launch). They
+ * wait for that work before they read or write anything, and let nothing begin behind them before they have ended. */
+#define REPLAYSSM_EXEC_PDL 1
+/* Flag of a call, with REPLAYSSM_EXEC_PDL: checkpoints may be brought near before that wait. The caller promises that the batch is not
+ * being written by the work in front. */
+#define REPLAYSSM_EXEC_PDL_PREFETCH 2
+
 /* How a call is to run. NULL: all defaults. */
 typedef struct replayssm_exec {
   /* sizeof(replayssm_exec). */
   uint32_t struct_size;
-  /* Zero. */
+  /* REPLAYSSM_EXEC_*; 0 on the CPU backend. */
   uint32_t flags;
   /* The caller's stream; NULL on the CPU backend. */
   replayssm_stream stream;
@@ -765,6 +778,11 @@ REPLAYSSM_API const char *replayssm_status_string(replayssm_status status);
  * Threads: any, each with a sentence of its own. Capture: host only. */
 REPLAYSSM_API const char *replayssm_last_error_message(void);
 
+/* The CUresult behind this thread's last call that failed with REPLAYSSM_CUDA; 0 if none did.
+ *
+ * Threads: any, each with a number of its own. Capture: host only. */
+REPLAYSSM_API int32_t replayssm_last_cuda_error(void);
+
 /* The library's version, major << 24 | minor << 12 | patch; compare with REPLAYSSM_VERSION.
  *
  * Threads: any. Capture: host only. */
@@ -780,9 +798,12 @@ const char *replayssm_build_info(void);
 
 /* Creates a context: one backend on one device, with threads and log as desc says.
  *
- * NULL: desc, which means all defaults (the best backend); not out.
+ * REPLAYSSM_BACKEND_AUTO is CUDA where the library has kernels for a device and its driver starts, else the CPU.
+ *
+ * NULL: desc, which means all defaults; not out.
  * Owner: the caller, of *out (NULL on failure), until replayssm_context_destroy.
- * Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked for and cannot be had), OUT_OF_MEMORY (threads).
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED, NO_CUDA (a CUDA backend was asked for and cannot be had), NO_CODE_FOR_ARCH, CUDA,
+ * OUT_OF_MEMORY (threads).
  * Threads: any. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_context_create(const struct replayssm_context_desc *desc,

@@ -259,7 +259,7 @@ fn build_info_names_version_target_compiler_backends_and_features() {
     println!("{info}");
     let version = concat!("replayssm ", env!("CARGO_PKG_VERSION"), ", ");
     assert!(info.is_ascii() && info.starts_with(version), "{info}");
-    for part in [env!("REPLAYSSM_TARGET"), "rustc 1.", "backends: CPU (", "CUDA: not in this build", "features: none"] {
+    for part in [env!("REPLAYSSM_TARGET"), "rustc 1.", "backends: CPU (", "CUDA (", "features: none"] {
         assert!(info.contains(part), "{info} lacks {part}");
     }
     assert!(!info.contains(['/', '\\', '\n']), "no path and one line: {info}");

@@ -82,6 +82,25 @@ DEVICE void zero_outputs(const Tensor &out, const State &s) {
       store_one(span_at(w.span, out, t, w.head) + (first + i) * size_of(out.dtype), out.dtype, 0.0f);
 }
 
+// Brings a block's first checkpoint near the multiprocessors: what a readout needs of it. Nothing is read that could be too old, since
+// L2 is where all of them meet.
+DEVICE void prefetch_checkpoint(const Slots &slots, const Batch &batch, const Place &place, const State &s, bool high) {
+  i64 item = blockIdx.x;
+  i64 row = item / s.parts / s.heads;
+  if (!batch.prefetch || row >= batch.n_rows) return;
+  i64 slot = id_at(batch.slots, row);
+  if (slot < 0 || slot >= slots.n_slots) return;
+  i64 part = item % s.parts, head = item / s.parts % s.heads, first = part * s.warps * TILE;
+  i64 size = s.format == FORMAT_F32 ? 4 : 2, rows = min((i64)s.rows - first, (i64)s.warps * TILE);
+  i64 head_bytes = (i64)s.rows * s.columns * (s.format <= FORMAT_F32 ? 4 : 2);
+  const char *plane = (const char *)part_at(s.checkpoint, place.layer, slot) + head * head_bytes;
+  for (i32 planes = s.format == FORMAT_SPLIT32 && !high ? 2 : 1; planes > 0; planes--, plane += head_bytes / 2) {
+    const char *at = plane + first * s.columns * size;
+    for (i64 i = 128 * (i64)threadIdx.x; i < rows * s.columns * size; i += 128 * (i64)blockDim.x)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
+  }
+}
+
 // Begins an item. False: there is nothing to do (and null rows are dealt with).
 DEVICE bool begin(const Slots &slots, const Batch &batch, const Place &place, const State &s, const Tensor &out, i64 item) {
   Work &w = work();

@@ -121,7 +121,8 @@ struct Batch {
   i32 has_null_id;
   i32 keep_null_outputs;
   i32 extend;
-  i32 reserved;
+  // May checkpoints be brought near before the dependency is waited for?
+  i32 prefetch;
 };
 
 // Where a launch works: which pool and layer (for reports and components).

@@ -400,6 +400,7 @@ DEVICE void parallel_item(const Mamba2Params &p, i64 item) {
 // Every item of a launch.
 template <i32 FORMAT, i32 NC, i32 H>
 DEVICE void serial(const Mamba2Params &p) {
+  prefetch_checkpoint(p.slots, p.batch, p.place, p.state, false);
   wait_for_dependency();
 #pragma unroll 1
   for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i += gridDim.x) {
@@ -412,6 +413,7 @@ DEVICE void serial(const Mamba2Params &p) {
 
 template <i32 FORMAT, bool HIGH, i32 NC, i32 H>
 DEVICE void parallel(const Mamba2Params &p) {
+  prefetch_checkpoint(p.slots, p.batch, p.place, p.state, HIGH);
   wait_for_dependency();
 #pragma unroll 1
   for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i += gridDim.x) parallel_item<FORMAT, HIGH, NC, H>(p, i);

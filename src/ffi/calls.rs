@@ -159,7 +159,10 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
         if desc.n_threads != 0 {
             return Err(Error::invalid("context_desc.n_threads", desc.n_threads, "0 on the CUDA backend"));
         }
-        Cuda::new(desc.device)
+        Cuda::new(desc.device).map_err(|error| match error {
+            Error::NoCuda(reason) => Error::NoCuda(format!("context_desc.backend is CUDA, and {reason}")),
+            other => other,
+        })
     };
     let cpu = || {
         if desc.device != 0 {

@@ -173,6 +173,9 @@ impl Backend for Cpu {
     }
 
     fn check_exec(&self, exec: &Exec) -> Result<()> {
+        if exec.dependent {
+            return Err(Error::unsupported("exec.flags", "REPLAYSSM_EXEC_PDL", "0 on the CPU backend"));
+        }
         if exec.stream != 0 {
             return Err(Error::WrongStream {
                 value: format!("{:#x}", exec.stream),

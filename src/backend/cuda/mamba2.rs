@@ -83,7 +83,7 @@ pub(super) fn run(
     let ring = |component| Component::of(pool, component);
     let mut params = Mamba2Params {
         slots: cuda.slots(slots),
-        batch: Batch::from(batch),
+        batch: Batch::of(batch, exec),
         place: Place { pool: pool.index, layer: layer as i32 },
         state,
         ring_x: ring(layout::Component::X),

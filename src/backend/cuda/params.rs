@@ -93,7 +93,7 @@ pub struct Batch {
     pub has_null_id: i32,
     pub keep_null_outputs: i32,
     pub extend: i32,
-    pub reserved: i32,
+    pub prefetch: i32,
 }
 
 #[repr(C)]
@@ -226,8 +226,9 @@ impl Slots {
     }
 }
 
-impl From<&launch::Batch> for Batch {
-    fn from(b: &launch::Batch) -> Self {
+impl Batch {
+    /// A call's batch.
+    pub fn of(b: &launch::Batch, exec: &launch::Exec) -> Self {
         let (tokens, cu_seqlens) = match b.tokens {
             launch::Tokens::Dense(t) => (t, 0),
             launch::Tokens::Packed(cu) => (-1, cu.0 as u64),
@@ -247,7 +248,7 @@ impl From<&launch::Batch> for Batch {
             has_null_id: b.null_id.is_some().into(),
             keep_null_outputs: b.keep_null_outputs.into(),
             extend: b.extend.into(),
-            reserved: 0,
+            prefetch: exec.prefetch.into(),
         }
     }
 }
@@ -354,7 +355,8 @@ mod tests {
     /// `REPLAYSSM_WRITE_LAYOUT=1` renews the file.
     #[test]
     fn the_device_is_told_the_layout_of_parameters() {
-        let mut text = "// Made by a test of src/backend/cuda/params.rs: sizes and offsets as the host has them.\n".to_owned();
+        let mut text =
+            "// Made by a test of src/backend/cuda/params.rs: sizes and offsets as the host has them.\n".to_owned();
         layout! { text:
             Cursor { position, flush_before, seed, generation, flags }
             Report { bits, claimed, count, first_slot, first_row, first_pool, first_layer }
@@ -367,7 +369,7 @@ mod tests {
             Slots { cursors, report, stats, n_slots, n_rings, window, keep, max_step_tokens, schedule }
             Batch {
                 n_rows, tokens, max_tokens, n_tokens, cu_seqlens, slots, rings, flush, generation, null_id, keep_tail,
-                has_null_id, keep_null_outputs, extend,
+                has_null_id, keep_null_outputs, extend, prefetch,
             }
             Place { pool, layer }
             State {
