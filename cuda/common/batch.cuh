@@ -77,7 +77,7 @@ DEVICE bool entry_of(const Slots &slots, const List &list, i64 i, const Place &p
   slot = list.is_inline ? list.inline_slots[i] : id_at(list.slots, i);
   if (slot < 0) return false;
   ring = list.is_inline ? list.inline_rings[i] : id_at(list.rings, i);
-  return pair_of(slots, slot, ring, i, place, report);
+  return pair_of(slots, slot, ring, list.first + i, place, report);
 }
 
 DEVICE i64 part_at(const Component &c, i64 layer, i64 index) {

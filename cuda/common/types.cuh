@@ -239,9 +239,11 @@ struct StateTensor {
 // The most entries of a list that travel in a launch.
 enum : i32 { MAX_INLINE = 64 };
 
-// A list of slots and rings in device memory, or (inline) in the parameters themselves.
+// A list of slots and rings in device memory, or (inline) in the parameters themselves. first: number of entry 0 in the caller's list,
+// of which a launch may be a part. Positions are int64 per entry; has_position tells whether there are any.
 struct List {
   i64 n;
+  i64 first;
   Ids slots;
   Ids rings;
   const i64 *position;
@@ -250,6 +252,142 @@ struct List {
   i32 inline_slots[MAX_INLINE];
   i32 inline_rings[MAX_INLINE];
   i64 inline_position[MAX_INLINE];
+};
+
+// The windows of a convolution: io [rows][channels] per ring, and a tag for every CONV_TILE channels.
+struct Windows {
+  Component ring;
+  Component tags;
+  i32 channels;
+  i32 width;
+  i32 rows;
+  i32 io;
+};
+
+// The most sections of a convolution's input.
+enum : i32 { MAX_SECTIONS = 16 };
+
+struct ConvParams {
+  Slots slots;
+  Batch batch;
+  Place place;
+  Windows windows;
+  Tensor x;
+  Tensor out;
+  Tensor weight;
+  Tensor bias;
+  i32 section_starts[MAX_SECTIONS];
+  i32 n_sections;
+  i32 silu;
+  i32 mode;
+  i32 reserved;
+};
+
+// How a commit's counts are meant: Convention of src/replay/position.rs.
+enum : i32 { COUNT_ACCEPTED = 0, COUNT_ACCEPTED_DRAFTS = 1, COUNT_REJECTED = 2 };
+
+// counts is null where all tokens of each row are taken.
+struct CommitParams {
+  Slots slots;
+  Batch batch;
+  const i32 *counts;
+  i64 stride;
+  i32 convention;
+  i32 reserved;
+};
+
+// Checkpoints (windows) and tags of one pool: every layer of every entry. Positions that are not given are 0.
+struct ResetParams {
+  Slots slots;
+  List list;
+  State state;
+  Windows windows;
+  i32 pool;
+  i32 n_layers;
+  i32 is_window;
+  i32 keep_checkpoint;
+  i32 convert;
+  // Dynamic shared memory of a block; with convert at least a row of the state in fp32.
+  i32 shared_bytes;
+};
+
+// Cursors of a reset or an import. An import leaves seed and generation alone, and positions that are not given are the rings' own.
+// Arrays per entry, or inline where the list is.
+struct CursorParams {
+  Slots slots;
+  List list;
+  const u64 *seed;
+  const u32 *generation;
+  i32 is_import;
+  i32 has_seed;
+  i32 has_generation;
+  i32 reserved;
+  u64 inline_seed[MAX_INLINE];
+  u32 inline_generation[MAX_INLINE];
+};
+
+// Positions that are not given are the rings' own.
+struct ImportParams {
+  Slots slots;
+  List list;
+  StateTensor src;
+  State state;
+  Windows windows;
+  i32 pool;
+  i32 is_window;
+};
+
+// Positions that are not given are the committed ones, here and below.
+struct WindowParams {
+  Slots slots;
+  List list;
+  StateTensor dst;
+  Windows windows;
+  i32 pool;
+  i32 reserved;
+};
+
+// Of the family's parameters an export uses slots, place.pool, state, rings and shared.
+struct Mamba2ExportParams {
+  Mamba2Params family;
+  List list;
+  StateTensor dst;
+};
+
+struct DeltaExportParams {
+  DeltaParams family;
+  List list;
+  StateTensor dst;
+};
+
+// The most pools whose tags travel in a launch.
+enum : i32 { MAX_POOLS = 48 };
+
+// The tags of a pool: count of them for a layer and a slot (or a ring).
+struct PoolTags {
+  Component tags;
+  i32 n_layers;
+  i32 count;
+  i32 per_ring;
+  i32 reserved;
+};
+
+// n: tokens to take back, per entry, or inline where the list is. done may be null.
+struct RewindParams {
+  Slots slots;
+  List list;
+  const i32 *n;
+  i32 *done;
+  PoolTags pools[MAX_POOLS];
+  i32 n_pools;
+  i32 reserved;
+  i32 inline_n[MAX_INLINE];
+};
+
+struct ReadParams {
+  Slots slots;
+  List list;
+  Cursor *dst;
 };
 
 // As offsetof, which needs a header.

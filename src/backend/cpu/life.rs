@@ -76,7 +76,7 @@ fn at_i64(array: Address, i: i64) -> i64 {
 }
 
 /// Whether every live entry of a host list has a position in range.
-fn check_positions(list: &List, position: Option<Address>, field: &'static str) -> Result<()> {
+pub(in crate::backend) fn check_positions(list: &List, position: Option<Address>, field: &'static str) -> Result<()> {
     if let (Where::Host, Some(array)) = (list.place, position) {
         for i in (0..list.n).filter(|&i| !skipped(list, i)) {
             let value = at_i64(array, i);

@@ -5,10 +5,10 @@ mod counters;
 mod delta;
 pub mod isa;
 mod lanes;
-mod life;
+pub(super) mod life;
 mod mamba2;
-mod raw;
-mod rows;
+pub(super) mod raw;
+pub(super) mod rows;
 mod threads;
 mod tiles;
 

@@ -16,7 +16,7 @@ use crate::replay::numerics::to_f16;
 use crate::replay::vector;
 
 /// Types for which every bit pattern is a value.
-pub(super) trait Plain: Copy {}
+pub(in crate::backend) trait Plain: Copy {}
 impl Plain for f32 {}
 impl Plain for u8 {}
 impl Plain for u16 {}
@@ -53,7 +53,7 @@ pub(super) unsafe fn slice_mut<'a, T: Plain>(at: Address, n: usize) -> &'a mut [
 /// # Safety
 /// The address is valid for a read of a `T`.
 #[inline(always)]
-pub(super) unsafe fn read<T: Plain>(at: Address) -> T {
+pub(in crate::backend) unsafe fn read<T: Plain>(at: Address) -> T {
     // SAFETY: the caller promises validity; every bit pattern is a T.
     unsafe { (at.0 as *const T).read_unaligned() }
 }
@@ -73,7 +73,7 @@ pub(super) unsafe fn write<T: Plain>(at: Address, value: T) {
 /// # Safety
 /// Element `i` of the array is valid for reads.
 #[inline(always)]
-pub(super) unsafe fn id(ids: &Ids, i: i64) -> i64 {
+pub(in crate::backend) unsafe fn id(ids: &Ids, i: i64) -> i64 {
     let at = ids.data.offset(i * ids.stride * ids.index.size() as i64);
     match ids.index {
         // SAFETY: the caller promises that the element is valid.

@@ -113,7 +113,7 @@ pub(super) fn entry(slots: &SlotsView, list: &List, i: i64, pool: i32) -> Option
 }
 
 /// Whether a list entry is to be skipped.
-pub(super) fn skipped(list: &List, i: i64) -> bool {
+pub(in crate::backend) fn skipped(list: &List, i: i64) -> bool {
     // SAFETY: the caller's arrays have n elements.
     let slot = unsafe { raw::id(&list.slots, i) };
     // SAFETY: as above.
@@ -122,7 +122,7 @@ pub(super) fn skipped(list: &List, i: i64) -> bool {
 }
 
 /// Refuses host lists with ids out of range before anything is done; with `unique` also a slot or ring that is named twice.
-pub(super) fn check_list(slots: &SlotsView, list: &List, unique: bool) -> Result<()> {
+pub(in crate::backend) fn check_list(slots: &SlotsView, list: &List, unique: bool) -> Result<()> {
     if list.place == Where::Device {
         return Ok(());
     }

@@ -7,7 +7,43 @@ pub enum Work {
     Mamba2Serial,
     /// Mamba-2: FULL and HIGH steps.
     Mamba2Parallel,
+    /// Mamba-2: states at a held position.
+    Mamba2Export,
+    /// Delta rules, as for Mamba-2.
+    DeltaSerial,
+    /// Delta rules, as for Mamba-2.
+    DeltaParallel,
+    /// Delta rules, as for Mamba-2.
+    DeltaExport,
+    /// Convolutions: step and extend.
+    Conv1d,
+    /// Positions of a batch's rows.
+    Commit,
+    /// Checkpoints and tags of a reset.
+    Reset,
+    /// Cursors of a reset or an import.
+    Cursors,
+    /// Checkpoints of an import.
+    Import,
+    /// Windows of convolutions at a held position.
+    Window,
+    /// Committed tokens taken back.
+    Rewind,
+    /// Cursors for the caller.
+    ReadCursors,
 }
+
+/// Kernels of which there is one.
+pub const SINGLE: [Work; 8] = [
+    Work::Conv1d,
+    Work::Commit,
+    Work::Reset,
+    Work::Cursors,
+    Work::Import,
+    Work::Window,
+    Work::Rewind,
+    Work::ReadCursors,
+];
 
 /// Checkpoint formats by number, as `Format` has them.
 pub const FORMATS: [(u8, &str); 4] = [(1, "split32"), (2, "f32"), (3, "bf16"), (4, "f16")];
@@ -33,19 +69,31 @@ pub struct Key {
 impl Key {
     /// Every kernel, in the order of the compiled images.
     pub fn all() -> Vec<Key> {
-        let mut keys = Vec::new();
+        let mut keys: Vec<_> = SINGLE.into_iter().map(Key::single).collect();
         for columns in COLUMNS {
             for (format, _) in FORMATS {
-                keys.push(Key { work: Work::Mamba2Serial, format, high: false, kda: false, columns });
-                // A high plane, and the whole of a bf16 state, can be read out as bf16.
-                for high in [false, true] {
-                    if !high || matches!(format, 1 | 3) {
-                        keys.push(Key { work: Work::Mamba2Parallel, format, high, kda: false, columns });
+                let key = |work, high, kda| Key { work, format, high, kda, columns };
+                for (serial, parallel, kda) in [
+                    (Work::Mamba2Serial, Work::Mamba2Parallel, false),
+                    (Work::DeltaSerial, Work::DeltaParallel, false),
+                    (Work::DeltaSerial, Work::DeltaParallel, true),
+                ] {
+                    keys.extend([key(serial, false, kda), key(parallel, false, kda)]);
+                    // A high plane, and the whole of a bf16 state, can be read out as bf16.
+                    if matches!(format, 1 | 3) {
+                        keys.push(key(parallel, true, kda));
                     }
                 }
+                keys.push(key(Work::Mamba2Export, false, false));
+                keys.extend([key(Work::DeltaExport, false, false), key(Work::DeltaExport, false, true)]);
             }
         }
         keys
+    }
+
+    /// The kernel of a work of which there is one.
+    pub const fn single(work: Work) -> Key {
+        Key { work, format: 0, high: false, kda: false, columns: 0 }
     }
 
     /// A name, as `mamba2_parallel_split32_high_128`.
@@ -53,12 +101,27 @@ impl Key {
         let mut name = match self.work {
             Work::Mamba2Serial => "mamba2_serial",
             Work::Mamba2Parallel => "mamba2_parallel",
+            Work::Mamba2Export => "mamba2_export",
+            Work::DeltaSerial if self.kda => "kda_serial",
+            Work::DeltaSerial => "gdn_serial",
+            Work::DeltaParallel if self.kda => "kda_parallel",
+            Work::DeltaParallel => "gdn_parallel",
+            Work::DeltaExport if self.kda => "kda_export",
+            Work::DeltaExport => "gdn_export",
+            Work::Conv1d => "conv1d",
+            Work::Commit => "commit",
+            Work::Reset => "reset",
+            Work::Cursors => "cursors",
+            Work::Import => "import",
+            Work::Window => "window",
+            Work::Rewind => "rewind",
+            Work::ReadCursors => "read_cursors",
         }
         .to_owned();
         if let Some((_, format)) = FORMATS.iter().find(|(number, _)| *number == self.format) {
             name = format!("{name}_{format}");
         }
-        if self.work == Work::Mamba2Parallel {
+        if matches!(self.work, Work::Mamba2Parallel | Work::DeltaParallel) {
             name += if self.high { "_high" } else { "_full" };
         }
         if self.columns > 0 {
@@ -72,14 +135,34 @@ impl Key {
         match self.work {
             Work::Mamba2Serial => "mamba2/serial.cu",
             Work::Mamba2Parallel => "mamba2/parallel.cu",
+            Work::Mamba2Export => "mamba2/export.cu",
+            Work::DeltaSerial => "delta/serial.cu",
+            Work::DeltaParallel => "delta/parallel.cu",
+            Work::DeltaExport => "delta/export.cu",
+            Work::Conv1d => "conv1d/conv1d.cu",
+            Work::Commit => "slots/commit.cu",
+            Work::Reset => "slots/reset.cu",
+            Work::Cursors => "slots/cursors.cu",
+            Work::Import => "slots/import.cu",
+            Work::Window => "slots/window.cu",
+            Work::Rewind => "slots/rewind.cu",
+            Work::ReadCursors => "slots/read_cursors.cu",
         }
     }
 
     /// Macros of the source.
     pub fn defines(&self) -> Vec<String> {
+        if self.columns == 0 {
+            return Vec::new();
+        }
         let wide = self.columns > 128;
         // Two blocks of 256 threads fit a multiprocessor with 128 registers a thread.
-        let blocks = if self.work == Work::Mamba2Serial && !wide && self.format <= 2 { 2 } else { 1 };
+        let fits = match self.work {
+            Work::Mamba2Serial => self.format <= 2,
+            Work::DeltaSerial => true,
+            _ => false,
+        };
+        let blocks = if fits && !wide { 2 } else { 1 };
         vec![
             format!("INSTANCE_FORMAT={}", self.format),
             format!("INSTANCE_HIGH={}", u8::from(self.high)),

@@ -2,7 +2,9 @@
 
 use super::Cuda;
 use super::instances::{COLUMNS, Key, Work};
-use super::params::{Batch, Carve, Component, Mamba2Params, Place, State, Tensor};
+use super::params::{
+    Batch, Carve, Component, List, Mamba2ExportParams, Mamba2Params, Place, Slots, State, StateTensor, Tensor,
+};
 use crate::error::{Error, Result};
 use crate::replay::config::{Family, Format, PoolConfig, Readout, SlotsConfig};
 use crate::replay::launch::{self, Exec, Mamba2Args, Mode, PoolView, SlotsView};
@@ -29,9 +31,11 @@ pub(super) fn number_of(format: Format) -> u8 {
     }
 }
 
-fn keys(pool: &PoolConfig, columns: usize) -> [Key; 2] {
+/// Of the serial form, of the parallel one, and of exports.
+fn keys(pool: &PoolConfig, columns: usize) -> [Key; 3] {
     let key = |work, high| Key { work, format: number_of(pool.format), high, kda: false, columns: columns_of(columns) };
-    [key(Work::Mamba2Serial, false), key(Work::Mamba2Parallel, pool.readout == Readout::High)]
+    let high = pool.readout == Readout::High;
+    [key(Work::Mamba2Serial, false), key(Work::Mamba2Parallel, high), key(Work::Mamba2Export, false)]
 }
 
 /// Arrays in shared memory, in the order of `cuda/mamba2/mamba2.cuh`.
@@ -54,8 +58,9 @@ pub(super) fn carve(columns: i32, warps: i32, parallel_tokens: usize) -> Carve {
 /// Loads what a pool can need.
 pub(super) fn prepare(cuda: &Cuda, _slots: &SlotsConfig, pool: &PoolConfig) -> Result<()> {
     let Family::Mamba2(dims) = &pool.family else { return Ok(()) };
-    let [serial, parallel] = keys(pool, dims.dstate);
+    let [serial, parallel, export] = keys(pool, dims.dstate);
     cuda.load(serial)?;
+    cuda.load(export)?;
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
@@ -77,12 +82,12 @@ pub(super) fn run(
     let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool)) else {
         return Err(Error::Internal("a Mamba-2 call on another family".into()));
     };
-    let [serial, parallel] = keys(&pool.config, dims.dstate);
+    let [serial, parallel, _] = keys(&pool.config, dims.dstate);
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let carve = carve(state.columns, state.warps, if is_serial { 0 } else { batch.max_tokens as usize });
     let ring = |component| Component::of(pool, component);
     let mut params = Mamba2Params {
-        slots: cuda.slots(slots),
+        slots: Slots::of(slots),
         batch: Batch::of(batch, exec),
         place: Place { pool: pool.index, layer: layer as i32 },
         state,
@@ -116,4 +121,37 @@ pub(super) fn run(
         cuda.launch(key, &exec.after_own_launch(), items, threads, carve.bytes(), &params)?;
     }
     Ok(())
+}
+
+/// Enqueues an export.
+pub(super) fn export(
+    cuda: &Cuda,
+    slots: &SlotsView,
+    pool: &PoolView,
+    list: List,
+    dst: StateTensor,
+    exec: &Exec,
+) -> Result<()> {
+    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool)) else {
+        return Err(Error::Internal("a Mamba-2 call on another family".into()));
+    };
+    let [_, _, key] = keys(&pool.config, dims.dstate);
+    let carve = carve(state.columns, state.warps, 0);
+    let ring = |component| Component::of(pool, component);
+    let family = Mamba2Params {
+        slots: Slots::of(slots),
+        place: Place { pool: pool.index, layer: 0 },
+        state,
+        ring_x: ring(layout::Component::X),
+        ring_b: ring(layout::Component::B),
+        ring_dt: ring(layout::Component::Dt),
+        shared: carve.shared,
+        io: pool.config.io as i32,
+        ring_rows: Rule::new(&slots.config).rows() as i32,
+        heads_per_group: dims.heads_per_group() as i32,
+        ..Mamba2Params::default()
+    };
+    let items = list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
+    let params = Mamba2ExportParams { family, list, dst };
+    cuda.launch(key, exec, items, state.warps as u32 * 32, carve.bytes(), &params)
 }

@@ -3,9 +3,12 @@
 //! A call fills in the parameters of one kernel and enqueues it. Nothing is allocated, loaded or waited for after a pool was created, so
 //! that every call can be captured in a graph. Kernels are the cubins that the build made of `cuda/`.
 
+mod conv1d;
+mod delta;
 mod driver;
 mod images;
 pub mod instances;
+mod life;
 mod mamba2;
 mod params;
 
@@ -50,12 +53,6 @@ impl Memory for DeviceMemory {
 }
 
 /// Of a slots handle: faults in host memory, statistics in the device's.
-#[repr(C)]
-struct Shared {
-    report: params::Report,
-    stats: u64,
-}
-
 struct Counters {
     host: HostMemory,
     _stats: DeviceMemory,
@@ -135,13 +132,6 @@ impl Cuda {
         let shape = Shape { stream: exec.stream, blocks, threads, shared_bytes, dependent: exec.dependent };
         self.device.launch(kernel, &shape, params)
     }
-
-    fn slots(&self, slots: &SlotsView) -> params::Slots {
-        let shared = slots.counters.0 as *const Shared;
-        // SAFETY: counters of this backend, alive as long as the slots handle; nothing writes the field.
-        let stats = unsafe { (*shared).stats };
-        params::Slots::of(slots, slots.counters.0 as u64, stats)
-    }
 }
 
 impl Backend for Cuda {
@@ -159,17 +149,17 @@ impl Backend for Cuda {
 
     fn allocate_counters(&self) -> Result<Box<dyn Memory>> {
         let stats = self.device.allocate("the counters", size_of::<params::Stats>() as u64)?;
-        let host = self.device.allocate_host("the counters", size_of::<Shared>() as u64)?;
+        let host = self.device.allocate_host("the counters", size_of::<params::Counters>() as u64)?;
         // SAFETY: a block of ours of this size, which nobody else knows yet.
-        unsafe { (*host.at.cast::<Shared>()).stats = stats.at };
+        unsafe { (*host.at.cast::<params::Counters>()).stats = stats.at };
         Ok(Box::new(Counters { host, _stats: stats }))
     }
 
     fn prepare(&self, slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
-        if let Some(pool) = pool {
-            mamba2::prepare(self, slots, pool)?;
-        }
-        Ok(())
+        let Some(pool) = pool else { return life::prepare(self) };
+        mamba2::prepare(self, slots, pool)?;
+        delta::prepare(self, slots, pool)?;
+        conv1d::prepare(self, pool)
     }
 
     fn check_exec(&self, exec: &Exec) -> Result<()> {
@@ -194,83 +184,83 @@ impl Backend for Cuda {
 
     fn delta(
         &self,
-        _slots: &SlotsView,
-        _pool: &PoolView,
-        _layer: i64,
-        _mode: Mode,
-        _batch: &Batch,
-        _args: &DeltaArgs,
-        _exec: &Exec,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &DeltaArgs,
+        exec: &Exec,
     ) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+        delta::run(self, slots, pool, layer, mode, batch, args, exec)
     }
 
     fn conv1d(
         &self,
-        _slots: &SlotsView,
-        _pool: &PoolView,
-        _layer: i64,
-        _mode: Mode,
-        _batch: &Batch,
-        _args: &ConvArgs,
-        _exec: &Exec,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        mode: Mode,
+        batch: &Batch,
+        args: &ConvArgs,
+        exec: &Exec,
     ) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+        conv1d::run(self, slots, pool, layer, mode, batch, args, exec)
     }
 
-    fn commit(&self, _slots: &SlotsView, _batch: &Batch, _args: &CommitArgs, _exec: &Exec) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+    fn commit(&self, slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) -> Result<()> {
+        life::commit(self, slots, batch, args, exec)
     }
 
     fn reset(
         &self,
-        _slots: &SlotsView,
-        _pools: &[Arc<PoolView>],
-        _list: &List,
-        _args: &ResetArgs,
-        _exec: &Exec,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        list: &List,
+        args: &ResetArgs,
+        exec: &Exec,
     ) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+        life::reset(self, slots, pools, list, args, exec)
     }
 
     fn import(
         &self,
-        _slots: &SlotsView,
-        _pool: &PoolView,
-        _list: &List,
-        _position: Option<Address>,
-        _src: &StateTensor,
-        _exec: &Exec,
+        slots: &SlotsView,
+        pool: &PoolView,
+        list: &List,
+        position: Option<Address>,
+        src: &StateTensor,
+        exec: &Exec,
     ) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+        life::import(self, slots, pool, list, position, src, exec)
     }
 
     fn export(
         &self,
-        _slots: &SlotsView,
-        _pool: &PoolView,
-        _list: &List,
-        _at: Option<Address>,
-        _dst: &StateTensor,
-        _exec: &Exec,
+        slots: &SlotsView,
+        pool: &PoolView,
+        list: &List,
+        at: Option<Address>,
+        dst: &StateTensor,
+        exec: &Exec,
     ) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+        life::export(self, slots, pool, list, at, dst, exec)
     }
 
     fn rewind(
         &self,
-        _slots: &SlotsView,
-        _pools: &[Arc<PoolView>],
-        _list: &List,
-        _n: Address,
-        _done: Option<Address>,
-        _exec: &Exec,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        list: &List,
+        n: Address,
+        done: Option<Address>,
+        exec: &Exec,
     ) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+        life::rewind(self, slots, pools, list, n, done, exec)
     }
 
-    fn read_cursors(&self, _slots: &SlotsView, _list: &List, _dst: Address, _exec: &Exec) -> Result<()> {
-        Err(Error::Internal("not there yet".into()))
+    fn read_cursors(&self, slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {
+        life::read_cursors(self, slots, list, dst, exec)
     }
 
     fn report(&self, slots: &SlotsView, clear: bool) -> Report {
@@ -292,7 +282,7 @@ impl Backend for Cuda {
     }
 
     fn stats(&self, slots: &SlotsView) -> Result<Stats> {
-        let seen: params::Stats = self.device.read(self.slots(slots).stats)?;
+        let seen: params::Stats = self.device.read(params::Slots::of(slots).stats)?;
         Ok(Stats {
             steps: seen.steps,
             rows: seen.rows,

@@ -2,7 +2,7 @@
 //! compilation of a kernel.
 
 use crate::dtype::{Dtype, IndexType};
-use crate::replay::config::{Format, PoolConfig, Readout, Schedule, TILE_ROWS};
+use crate::replay::config::{CONV_TILE, Family, Format, PoolConfig, Readout, Schedule, TILE_ROWS};
 use crate::replay::launch::{self, Address, PoolView, SlotsView};
 use crate::replay::layout;
 
@@ -32,6 +32,14 @@ pub struct Stats {
     pub checkpoint_written: u64,
     pub ring_read: u64,
     pub ring_written: u64,
+}
+
+/// Of a slots handle, in host memory: faults, and where its statistics are.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counters {
+    pub report: Report,
+    pub stats: u64,
 }
 
 #[repr(C)]
@@ -157,10 +165,233 @@ pub struct Mamba2Params {
     pub mode: i32,
 }
 
-/// Host bytes that may be copied to a kernel as its parameters.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeltaParams {
+    pub slots: Slots,
+    pub batch: Batch,
+    pub place: Place,
+    pub state: State,
+    pub ring_k: Component,
+    pub ring_norm: Component,
+    pub ring_v: Component,
+    pub ring_g: Component,
+    pub ring_beta: Component,
+    pub ring_u: Component,
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub g: Tensor,
+    pub beta: Tensor,
+    pub a_log: Tensor,
+    pub dt_bias: Tensor,
+    pub out: Tensor,
+    pub shared: Shared,
+    pub io: i32,
+    pub u_dtype: i32,
+    pub ring_rows: i32,
+    pub qk_heads: i32,
+    pub is_tiled: i32,
+    pub gate: i32,
+    pub has_norm: i32,
+    pub beta_sigmoid: i32,
+    pub mode: i32,
+    pub scale: f32,
+    pub eps: f32,
+    pub lower_bound: f32,
+}
+
+/// A dense state outside the library.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StateTensor {
+    pub data: u64,
+    pub entry: i64,
+    pub layer_stride: i64,
+    pub head: i64,
+    pub row: i64,
+    pub dtype: i32,
+    pub is_transposed: i32,
+    pub layer: i32,
+    pub n_layers: i32,
+}
+
+/// The most entries of a list that travel in a launch.
+pub const MAX_INLINE: usize = 64;
+
+/// A list of slots and rings in device memory, or in the parameters themselves.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct List {
+    pub n: i64,
+    pub first: i64,
+    pub slots: Ids,
+    pub rings: Ids,
+    pub position: u64,
+    pub is_inline: i32,
+    pub has_position: i32,
+    pub inline_slots: [i32; MAX_INLINE],
+    pub inline_rings: [i32; MAX_INLINE],
+    pub inline_position: [i64; MAX_INLINE],
+}
+
+/// The windows of a convolution.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Windows {
+    pub ring: Component,
+    pub tags: Component,
+    pub channels: i32,
+    pub width: i32,
+    pub rows: i32,
+    pub io: i32,
+}
+
+/// The most sections of a convolution's input.
+pub const MAX_SECTIONS: usize = 16;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ConvParams {
+    pub slots: Slots,
+    pub batch: Batch,
+    pub place: Place,
+    pub windows: Windows,
+    pub x: Tensor,
+    pub out: Tensor,
+    pub weight: Tensor,
+    pub bias: Tensor,
+    pub section_starts: [i32; MAX_SECTIONS],
+    pub n_sections: i32,
+    pub silu: i32,
+    pub mode: i32,
+    pub reserved: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CommitParams {
+    pub slots: Slots,
+    pub batch: Batch,
+    pub counts: u64,
+    pub stride: i64,
+    pub convention: i32,
+    pub reserved: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ResetParams {
+    pub slots: Slots,
+    pub list: List,
+    pub state: State,
+    pub windows: Windows,
+    pub pool: i32,
+    pub n_layers: i32,
+    pub is_window: i32,
+    pub keep_checkpoint: i32,
+    pub convert: i32,
+    pub shared_bytes: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CursorParams {
+    pub slots: Slots,
+    pub list: List,
+    pub seed: u64,
+    pub generation: u64,
+    pub is_import: i32,
+    pub has_seed: i32,
+    pub has_generation: i32,
+    pub reserved: i32,
+    pub inline_seed: [u64; MAX_INLINE],
+    pub inline_generation: [u32; MAX_INLINE],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ImportParams {
+    pub slots: Slots,
+    pub list: List,
+    pub src: StateTensor,
+    pub state: State,
+    pub windows: Windows,
+    pub pool: i32,
+    pub is_window: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct WindowParams {
+    pub slots: Slots,
+    pub list: List,
+    pub dst: StateTensor,
+    pub windows: Windows,
+    pub pool: i32,
+    pub reserved: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Mamba2ExportParams {
+    pub family: Mamba2Params,
+    pub list: List,
+    pub dst: StateTensor,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaExportParams {
+    pub family: DeltaParams,
+    pub list: List,
+    pub dst: StateTensor,
+}
+
+/// The most pools whose tags travel in a launch.
+pub const MAX_POOLS: usize = 48;
+
+/// The tags of a pool.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PoolTags {
+    pub tags: Component,
+    pub n_layers: i32,
+    pub count: i32,
+    pub per_ring: i32,
+    pub reserved: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct RewindParams {
+    pub slots: Slots,
+    pub list: List,
+    pub n: u64,
+    pub done: u64,
+    pub pools: [PoolTags; MAX_POOLS],
+    pub n_pools: i32,
+    pub reserved: i32,
+    pub inline_n: [i32; MAX_INLINE],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct ReadParams {
+    pub slots: Slots,
+    pub list: List,
+    pub dst: u64,
+}
+
+/// Plain values, which may be copied to a kernel as its parameters, or from the device.
 pub trait Params: Copy + 'static {}
-impl Params for Mamba2Params {}
-impl Params for Stats {}
+macro_rules! params {
+    ($($ty:ident),*) => { $(impl Params for $ty {})* };
+}
+params!(
+    Stats, Mamba2Params, DeltaParams, ConvParams, CommitParams, ResetParams, CursorParams, ImportParams, WindowParams,
+    Mamba2ExportParams, DeltaExportParams, RewindParams, ReadParams
+);
 
 fn pointer(at: Option<Address>) -> u64 {
     at.map_or(0, |at| at.0 as u64)
@@ -204,9 +435,12 @@ impl Component {
 }
 
 impl Slots {
-    /// A slots handle whose counters are a [`super::Counters`].
-    pub fn of(slots: &SlotsView, report: u64, stats: u64) -> Self {
+    /// A slots handle whose counters are [`Counters`].
+    pub fn of(slots: &SlotsView) -> Self {
         let c = &slots.config;
+        let counters = slots.counters.0 as *const Counters;
+        // SAFETY: counters of this backend, alive as long as the slots handle; nothing writes the field.
+        let stats = unsafe { (*counters).stats };
         let schedule = match c.schedule {
             Schedule::Staggered => 0,
             Schedule::ByPosition => 1,
@@ -214,7 +448,7 @@ impl Slots {
         };
         Slots {
             cursors: slots.cursors.0 as u64,
-            report,
+            report: slots.counters.0 as u64,
             stats,
             n_slots: c.n_slots,
             n_rings: c.n_rings,
@@ -250,6 +484,72 @@ impl Batch {
             extend: b.extend.into(),
             prefetch: exec.prefetch.into(),
         }
+    }
+}
+
+impl List {
+    /// A list in device memory.
+    pub fn device(list: &launch::List, position: Option<Address>) -> Self {
+        List {
+            n: list.n,
+            slots: Ids::from(&list.slots),
+            rings: Ids::from(&list.rings),
+            position: pointer(position),
+            has_position: position.is_some().into(),
+            ..List::EMPTY
+        }
+    }
+
+    /// No entries.
+    pub const EMPTY: Self = List {
+        n: 0,
+        first: 0,
+        slots: Ids { data: 0, stride: 0, index: 0, reserved: 0 },
+        rings: Ids { data: 0, stride: 0, index: 0, reserved: 0 },
+        position: 0,
+        is_inline: 0,
+        has_position: 0,
+        inline_slots: [0; MAX_INLINE],
+        inline_rings: [0; MAX_INLINE],
+        inline_position: [0; MAX_INLINE],
+    };
+}
+
+impl StateTensor {
+    /// Of a pool with so many layers, from entry `first` on.
+    pub fn of(t: &launch::StateTensor, n_layers: usize, first: i64) -> Self {
+        StateTensor {
+            data: t.data.offset(first * t.entry * t.dtype.size() as i64).0 as u64,
+            entry: t.entry,
+            layer_stride: t.layer_stride,
+            head: t.head,
+            row: t.row,
+            dtype: t.dtype as i32,
+            is_transposed: t.transposed.into(),
+            layer: t.layer.map_or(-1, |layer| layer as i32),
+            n_layers: t.layer.map_or(n_layers as i32, |_| 1),
+        }
+    }
+}
+
+impl Windows {
+    /// A convolution's; none of another family.
+    pub fn of(slots: &SlotsView, pool: &PoolView) -> Option<Self> {
+        let Family::Conv1d(dims) = &pool.config.family else { return None };
+        Some(Windows {
+            ring: Component::of(pool, layout::Component::Conv),
+            tags: Component::of(pool, layout::Component::Tags),
+            channels: dims.channels as i32,
+            width: dims.width as i32,
+            rows: layout::conv_rows(&slots.config, dims.width) as i32,
+            io: pool.config.io as i32,
+        })
+    }
+
+    /// Groups of channels that have a tag each.
+    pub fn tiles(&self) -> i64 {
+        i64::from(self.channels).div_euclid(CONV_TILE as i64)
+            + i64::from(i64::from(self.channels) % CONV_TILE as i64 != 0)
     }
 }
 
@@ -318,6 +618,15 @@ impl Carve {
         self.bytes += bytes.next_multiple_of(16);
     }
 
+    /// The next array, in the place of another.
+    pub fn same_as(&mut self, array: usize) {
+        let place = self.shared.at.get(array).copied().unwrap_or(0);
+        if let Some(at) = self.shared.at.get_mut(self.next) {
+            *at = place;
+        }
+        self.next += 1;
+    }
+
     /// The next array, of `rows` rows of columns.
     pub fn columns(&mut self, rows: usize) {
         self.array(rows * self.shared.columns as usize * 4);
@@ -380,6 +689,33 @@ mod tests {
                 slots, batch, place, state, ring_x, ring_b, ring_dt, x, b, c, dt, a, dt_bias, d_skip, z, out, shared, io,
                 ring_rows, heads_per_group, d_per_element, softplus, mode,
             }
+            DeltaParams {
+                slots, batch, place, state, ring_k, ring_norm, ring_v, ring_g, ring_beta, ring_u, q, k, v, g, beta, a_log,
+                dt_bias, out, shared, io, u_dtype, ring_rows, qk_heads, is_tiled, gate, has_norm, beta_sigmoid, mode,
+                scale, eps, lower_bound,
+            }
+            StateTensor { data, entry, layer_stride, head, row, dtype, is_transposed, layer, n_layers }
+            List {
+                n, first, slots, rings, position, is_inline, has_position, inline_slots, inline_rings, inline_position,
+            }
+            Windows { ring, tags, channels, width, rows, io }
+            ConvParams {
+                slots, batch, place, windows, x, out, weight, bias, section_starts, n_sections, silu, mode,
+            }
+            CommitParams { slots, batch, counts, stride, convention }
+            ResetParams {
+                slots, list, state, windows, pool, n_layers, is_window, keep_checkpoint, convert, shared_bytes,
+            }
+            CursorParams {
+                slots, list, seed, generation, is_import, has_seed, has_generation, inline_seed, inline_generation,
+            }
+            ImportParams { slots, list, src, state, windows, pool, is_window }
+            WindowParams { slots, list, dst, windows, pool }
+            Mamba2ExportParams { family, list, dst }
+            DeltaExportParams { family, list, dst }
+            PoolTags { tags, n_layers, count, per_ring }
+            RewindParams { slots, list, n, done, pools, n_pools, inline_n }
+            ReadParams { slots, list, dst }
         }
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/common/layout.inc");
         if std::env::var_os("REPLAYSSM_WRITE_LAYOUT").is_some() {

@@ -1,0 +1,140 @@
+// Export of recurrent states at a held position: the checkpoint, with the records up to there taken in one by one, written to a dense
+// buffer. Nothing of the slot changes. Mirrors export_head in src/backend/cpu/life.rs.
+//
+// A family is a struct with
+//   Params                                      the parameters of its kernels
+//   stage(p, first, n)                          brings records base + first .. of the block to shared memory
+//   take_in(tile, p, i, half)                   takes record i of those into a tile
+//   record_bytes(p)                             of all heads
+#pragma once
+#include "block.cuh"
+#include "dense.cuh"
+
+// Eight neighbouring elements, rounded to nearest even.
+DEVICE void store8_dense(char *at, i32 dtype, const float (&v)[8]) {
+  if (dtype == F32) {
+    ((float4 *)at)[0] = make_float4(canonical(v[0]), canonical(v[1]), canonical(v[2]), canonical(v[3]));
+    ((float4 *)at)[1] = make_float4(canonical(v[4]), canonical(v[5]), canonical(v[6]), canonical(v[7]));
+    return;
+  }
+  u32 words[4];
+#pragma unroll
+  for (i32 i = 0; i < 4; i++)
+    words[i] = dtype == BF16 ? to_bf16(v[2 * i]) | (u32)to_bf16(v[2 * i + 1]) << 16
+                             : to_f16(v[2 * i]) | (u32)to_f16(v[2 * i + 1]) << 16;
+  *(uint4 *)at = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Writes a tile to a dense state, whose layers are counted by index.
+template <i32 NC, i32 H>
+DEVICE void store_dense(const Tile<NC, H> &t, const StateTensor &dst, const Checkpoint &c, i32 columns, i64 entry, i64 index,
+                        i64 head, Lane lane, i32 half) {
+  i64 size = size_of(dst.dtype), step = (dst.is_transposed ? dst.row : 1) * size;
+#pragma unroll
+  for (i32 h = 0; h < H; h++) {
+    i32 row = (half + h) * 8 + lane.group;
+    if (row >= c.rows) continue;
+#pragma unroll
+    for (i32 j = 0; j < NC; j++) {
+      i32 column = BLOCK * j + 8 * lane.quad;
+      char *at = state_at(dst, entry, index, head, c.first + row, column);
+      if (!dst.is_transposed && column + 8 <= columns && (u64)at % 16 == 0) {
+        store8_dense(at, dst.dtype, t.v[h][j]);
+      } else {
+#pragma unroll
+        for (i32 e = 0; e < 8; e++)
+          if (column + e < columns) store_one(at + e * step, dst.dtype, t.v[h][j][e]);
+      }
+    }
+  }
+}
+
+// Begins an item: entry i, layer index of the buffer (layer of the pool), head, part of the head. False: the entry is skipped or the
+// position not held. stop is the position of every tile. The head's tiles are looked at by all of its blocks, since it is written as a
+// whole or not at all.
+DEVICE bool begin_export(const Slots &slots, const List &list, const Place &place, const State &s, i64 i, i32 head, i32 part) {
+  Work &w = work();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    w.row = i;
+    w.head = head;
+    w.part = part;
+    w.live = entry_of(slots, list, i, Place{place.pool, -1}, part == 0, w.slot, w.ring);
+    if (w.live) {
+      w.position = slots.cursors[w.ring].position;
+      w.first_stop = w.last_stop = list.has_position ? given_position(list, i) : w.position;
+    }
+  }
+  __syncthreads();
+  if (!w.live) return false;
+  bool bad = w.last_stop > w.position;
+  for (i32 t = threadIdx.x; t < s.tiles; t += blockDim.x) {
+    i64 tag = tags_of(s, place.layer, w.slot, head)[t];
+    bad = bad || !tag_is_valid(slots, w.position, tag) || tag > w.last_stop;
+    if (t / s.warps == part) w.tag[t % s.warps] = tag;
+  }
+  if (__syncthreads_or(bad)) {
+    if (threadIdx.x == 0 && part == 0) fault(slots, FAULT_POSITION, w.slot, list.first + i, place.pool, place.layer);
+    return false;
+  }
+  if (threadIdx.x == 0) {
+    w.oldest = w.last_stop;
+    // A block's last warps may have no tile: they have nothing to take in.
+    for (i32 k = 0; k < warps_of(); k++) {
+      if (part * s.warps + k >= s.tiles) w.tag[k] = w.last_stop;
+      w.oldest = min(w.oldest, w.tag[k]);
+    }
+    w.base = w.oldest;
+  }
+  __syncthreads();
+  return true;
+}
+
+template <typename Family, i32 FORMAT, i32 NC, i32 H>
+DEVICE void export_item(const typename Family::Params &p, const List &list, const StateTensor &dst, i64 index) {
+  const Work &w = work();
+#pragma unroll 1
+  for (i32 half = 0; half < 2; half += H) {
+    Lane lane = lane_of(threadIdx.x);
+    Tile<NC, H> tile;
+    load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, false);
+#pragma unroll 1
+    for (i64 first = 0; w.base + first < w.last_stop; first += CHUNK) {
+      i32 n = (i32)min((i64)CHUNK, w.last_stop - w.base - first);
+      __syncthreads();
+      Family::stage(p, first, n);
+      __syncthreads();
+#pragma unroll 1
+      for (i32 i = 0; i < n; i++)
+        if (w.base + first + i >= w.tag[warp_of()]) Family::take_in(tile, p, i, half);
+    }
+    store_dense(tile, dst, checkpoint_of(p.state, p.place.layer), p.state.columns, w.row, index, w.head, lane, half);
+  }
+  const State &s = p.state;
+  if (w.head == 0 && w.part == 0 && threadIdx.x == 0)
+    tally(p.slots, 0, (u64)s.heads * s.rows * s.columns * (s.format <= FORMAT_F32 ? 4 : 2), 0,
+          (u64)(w.last_stop - w.oldest) * Family::record_bytes(p), 0);
+}
+
+// Every item of a launch. What the families' functions take for the launch's parameters is a copy in shared memory, since the layer
+// differs from item to item.
+template <typename Family, i32 FORMAT, i32 NC, i32 H, typename P>
+DEVICE void export_states(const P &p) {
+  static __shared__ typename Family::Params family;
+  static_assert(sizeof(family) % 8 == 0, "copied in words of 8 bytes");
+  wait_for_dependency();
+  for (i32 i = threadIdx.x; i < (i32)(sizeof(family) / 8); i += blockDim.x) ((u64 *)&family)[i] = ((const u64 *)&p.family)[i];
+  const State &s = p.family.state;
+  i32 layers = p.dst.n_layers;
+  i64 units = (i64)s.heads * s.parts;
+#pragma unroll 1
+  for (i64 item = blockIdx.x; item < p.list.n * layers * units; item += gridDim.x) {
+    i32 part = (i32)(item % s.parts), head = (i32)(item / s.parts % s.heads);
+    i64 index = item / units % layers, i = item / units / layers;
+    __syncthreads();
+    if (threadIdx.x == 0) family.place.layer = p.dst.layer < 0 ? (i32)index : p.dst.layer;
+    __syncthreads();
+    if (begin_export(p.family.slots, p.list, family.place, s, i, head, part))
+      export_item<Family, FORMAT, NC, H>(family, p.list, p.dst, index);
+  }
+}

@@ -1,0 +1,47 @@
+// Takes back committed tokens, down to the newest tag of all pools: a block per entry. Mirrors rewind in src/backend/cpu/life.rs.
+#include "../common/batch.cuh"
+
+// The newest tag of a slot and its ring, in thread 0.
+DEVICE i64 newest_tag(const RewindParams &p, i64 slot, i64 ring) {
+  static __shared__ i64 of_warp[WARP];
+  i64 newest = 0;
+#pragma unroll 1
+  for (i32 k = 0; k < p.n_pools; k++) {
+    const PoolTags &pool = p.pools[k];
+    i64 index = pool.per_ring ? ring : slot;
+#pragma unroll 1
+    for (i64 i = threadIdx.x; i < (i64)pool.n_layers * pool.count; i += blockDim.x)
+      newest = max(newest, ((const i64 *)part_at(pool.tags, i / pool.count, index))[i % pool.count]);
+  }
+#pragma unroll
+  for (i32 mask = WARP / 2; mask > 0; mask /= 2) newest = max(newest, __shfl_xor_sync(0xFFFFFFFFu, newest, mask));
+  if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = newest;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (i32 i = 1; i < blockDim.x / WARP; i++) newest = max(newest, of_warp[i]);
+  __syncthreads();
+  return newest;
+}
+
+DEVICE void rewind_entry(const RewindParams &p, i64 i) {
+  i64 slot, ring;
+  bool done = entry_of(p.slots, p.list, i, Place{-1, -1}, threadIdx.x == 0, slot, ring);
+  if (done) {
+    i64 newest = newest_tag(p, slot, ring);
+    if (threadIdx.x != 0) return;
+    i64 n = p.list.is_inline ? p.inline_n[i] : p.n[i], position = p.slots.cursors[ring].position - n;
+    done = n >= 0 && position >= newest;
+    if (done) {
+      p.slots.cursors[ring].position = position;
+    } else {
+      fault(p.slots, FAULT_REWIND, slot, p.list.first + i, -1, -1);
+    }
+  }
+  if (threadIdx.x == 0 && p.done) p.done[i] = done;
+}
+
+extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_constant__ RewindParams p) {
+  wait_for_dependency();
+#pragma unroll 1
+  for (i64 i = blockIdx.x; i < p.list.n; i += gridDim.x) rewind_entry(p, i);
+}

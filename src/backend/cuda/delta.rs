@@ -1,0 +1,160 @@
+//! Launches of the delta rules: `cuda/delta`.
+
+use super::Cuda;
+use super::instances::{Key, Work};
+use super::mamba2::{CHUNK, TOKENS, columns_of, number_of};
+use super::params::{Batch, Carve, Component, DeltaExportParams, DeltaParams, List, Place, Slots, State, StateTensor, Tensor};
+use crate::error::{Error, Result};
+use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout, SlotsConfig};
+use crate::replay::launch::{self, DeltaArgs, Exec, Gate, Mode, PoolView, SlotsView};
+use crate::replay::layout;
+use crate::replay::plan::MAX_PARALLEL;
+use crate::replay::position::Rule;
+
+/// Of the serial form, of the parallel one, and of exports.
+fn keys(pool: &PoolConfig, dims: &DeltaDims) -> [Key; 3] {
+    let (columns, kda) = (columns_of(dims.k), dims.kind == DeltaKind::Kda);
+    let key = |work, high| Key { work, format: number_of(pool.format), high, kda, columns };
+    let high = pool.readout == Readout::High;
+    [key(Work::DeltaSerial, false), key(Work::DeltaParallel, high), key(Work::DeltaExport, false)]
+}
+
+/// Arrays in shared memory, in the order of `cuda/delta/delta.cuh`.
+fn carve(state: &State, kda: bool, parallel_tokens: usize) -> Carve {
+    let mut carve = Carve::new(state.columns, state.warps);
+    let is_parallel = parallel_tokens > 0;
+    carve.columns(CHUNK); // keys
+    carve.channels(CHUNK); // v
+    carve.array(CHUNK * 16); // gates
+    carve.columns(if is_parallel && !kda { TOKENS } else { CHUNK }); // queries
+    carve.channels(if is_parallel { TOKENS } else { CHUNK }); // o
+    match (kda, is_parallel) {
+        (true, false) => carve.columns(CHUNK), // decays
+        (true, true) => carve.same_as(3),
+        (false, _) => carve.array(0),
+    }
+    carve.array(if kda { CHUNK * 8 * 4 } else { 0 }); // which are slow
+    if is_parallel {
+        carve.columns(parallel_tokens); // own keys
+        carve.columns(if kda { parallel_tokens } else { 0 }); // own log decays
+        carve.channels(parallel_tokens); // own u
+        carve.array(parallel_tokens * 16); // own gates
+        carve.channels(TOKENS); // predictions
+        carve.array((CHUNK + parallel_tokens) * TOKENS * 8); // weights
+        if kda { carve.columns(1) } else { carve.array(8 * TOKENS * 4) } // what lies between
+    }
+    carve
+}
+
+/// Loads what a pool can need.
+pub(super) fn prepare(cuda: &Cuda, _slots: &SlotsConfig, pool: &PoolConfig) -> Result<()> {
+    let Family::Delta(dims) = &pool.family else { return Ok(()) };
+    let [serial, parallel, export] = keys(pool, dims);
+    cuda.load(serial)?;
+    cuda.load(export)?;
+    if pool.readout != Readout::Exact {
+        cuda.load(parallel)?;
+    }
+    Ok(())
+}
+
+/// What steps, extends and exports have in common.
+fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, layer: i32) -> DeltaParams {
+    let ring = |component| Component::of(pool, component);
+    DeltaParams {
+        slots: Slots::of(slots),
+        place: Place { pool: pool.index, layer },
+        state,
+        ring_k: ring(layout::Component::K),
+        ring_norm: ring(layout::Component::KNorm),
+        ring_v: ring(layout::Component::V),
+        ring_g: ring(layout::Component::G),
+        ring_beta: ring(layout::Component::Beta),
+        ring_u: ring(layout::Component::U),
+        io: pool.config.io as i32,
+        u_dtype: pool.config.u_dtype as i32,
+        ring_rows: Rule::new(&slots.config).rows() as i32,
+        qk_heads: dims.qk_heads as i32,
+        is_tiled: (dims.head_map == HeadMap::Tiled).into(),
+        ..DeltaParams::default()
+    }
+}
+
+fn of_pool(pool: &PoolView) -> Result<(&DeltaDims, State)> {
+    match (&pool.config.family, State::of(pool)) {
+        (Family::Delta(dims), Some(state)) => Ok((dims, state)),
+        _ => Err(Error::Internal("a delta rule's call on another family".into())),
+    }
+}
+
+/// Enqueues a step or an extend.
+#[allow(clippy::too_many_arguments, reason = "the backend trait's own arguments")]
+pub(super) fn run(
+    cuda: &Cuda,
+    slots: &SlotsView,
+    pool: &PoolView,
+    layer: i64,
+    mode: Mode,
+    batch: &launch::Batch,
+    args: &DeltaArgs,
+    exec: &Exec,
+) -> Result<()> {
+    let (dims, state) = of_pool(pool)?;
+    let [serial, parallel, _] = keys(&pool.config, dims);
+    let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
+    let own = if is_serial { 0 } else { batch.max_tokens as usize };
+    let carve = carve(&state, dims.kind == DeltaKind::Kda, own);
+    let (gate, lower_bound) = match args.gate {
+        Gate::Softplus => (0, 0.0),
+        Gate::LowerBound(bound) => (1, bound),
+        Gate::LogDecay => (2, 0.0),
+    };
+    let mut params = DeltaParams {
+        batch: Batch::of(batch, exec),
+        q: Tensor::from(&args.q),
+        k: Tensor::from(&args.k),
+        v: Tensor::from(&args.v),
+        g: Tensor::from(&args.g),
+        beta: Tensor::from(&args.beta),
+        a_log: Tensor::from(&args.a_log),
+        dt_bias: Tensor::from(&args.dt_bias),
+        out: Tensor::from(&args.out),
+        shared: carve.shared,
+        gate,
+        has_norm: args.l2norm.is_some().into(),
+        beta_sigmoid: args.beta_sigmoid.into(),
+        mode: if mode == Mode::Extend { 1 } else { 0 },
+        scale: args.scale,
+        eps: args.l2norm.unwrap_or(0.0),
+        lower_bound,
+        ..params(slots, pool, dims, state, layer as i32)
+    };
+    let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
+    let threads = state.warps as u32 * 32;
+    let key = if is_serial { serial } else { parallel };
+    cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;
+    if mode == Mode::Extend && batch.keep_tail > 0 {
+        // Records of the tail may overwrite history that another block has yet to read: they wait for all of them.
+        params.mode = 2;
+        cuda.launch(key, &exec.after_own_launch(), items, threads, carve.bytes(), &params)?;
+    }
+    Ok(())
+}
+
+/// Enqueues an export.
+pub(super) fn export(
+    cuda: &Cuda,
+    slots: &SlotsView,
+    pool: &PoolView,
+    list: List,
+    dst: StateTensor,
+    exec: &Exec,
+) -> Result<()> {
+    let (dims, state) = of_pool(pool)?;
+    let [_, _, key] = keys(&pool.config, dims);
+    let carve = carve(&state, dims.kind == DeltaKind::Kda, 0);
+    let family = DeltaParams { shared: carve.shared, ..params(slots, pool, dims, state, 0) };
+    let items = list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
+    let params = DeltaExportParams { family, list, dst };
+    cuda.launch(key, exec, items, state.warps as u32 * 32, carve.bytes(), &params)
+}
