@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// Functions that are called.
-const FUNCTIONS: [&CStr; 33] = [
+const FUNCTIONS: [&CStr; 34] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuGetErrorName",
@@ -53,6 +53,7 @@ const FUNCTIONS: [&CStr; 33] = [
     c"cuLibraryUnload",
     c"cuLibraryGetKernel",
     c"cuKernelGetFunction",
+    c"cuKernelGetAttribute",
     c"cuKernelSetAttribute",
     c"cuLaunchKernelEx",
 ];
@@ -456,6 +457,8 @@ pub struct Kernel {
     device: Arc<Device>,
     library: CUlibrary,
     handle: CUkernel,
+    /// Dynamic shared memory that a launch may ask for.
+    pub shared_limit: u32,
 }
 
 // SAFETY: handles may be used from any thread.
@@ -465,7 +468,7 @@ unsafe impl Sync for Kernel {}
 
 impl Kernel {
     /// Loads a cubin and its kernel `replayssm_kernel`, so that a launch has nothing left to load.
-    pub fn load(device: &Arc<Device>, cubin: &[u8], shared_bytes: u32) -> Result<Self> {
+    pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Self> {
         let _inside = Inside::enter(device.context)?;
         let (mut library, mut handle, mut function) = (null_mut(), null_mut(), null_mut());
         // SAFETY: a cubin in memory; the driver copies what it keeps. No options.
@@ -482,7 +485,7 @@ impl Kernel {
             )
         };
         check(status, "cuLibraryLoadData")?;
-        let mut kernel = Kernel { device: device.clone(), library, handle };
+        let mut kernel = Kernel { device: device.clone(), library, handle, shared_limit: 0 };
         // SAFETY: a live library; the name ends with a zero.
         let status = unsafe { sys::cuLibraryGetKernel(&mut handle, library, c"replayssm_kernel".as_ptr()) };
         check(status, "cuLibraryGetKernel")?;
@@ -490,12 +493,17 @@ impl Kernel {
         // Loads it now, where loading is lazy.
         // SAFETY: a live kernel.
         check(unsafe { sys::cuKernelGetFunction(&mut function, handle) }, "cuKernelGetFunction")?;
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let mut ordinal = 0;
         // SAFETY: the out-parameter is a local.
         check(unsafe { sys::cuCtxGetDevice(&mut ordinal) }, "cuCtxGetDevice")?;
+        let (mut fixed, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+        // SAFETY: a live kernel; the out-parameter is a local.
+        let status = unsafe { sys::cuKernelGetAttribute(&mut fixed, attribute, handle, ordinal) };
+        check(status, "cuKernelGetAttribute")?;
+        kernel.shared_limit = device.shared_bytes.saturating_sub(fixed as u32);
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a live kernel.
-        let status = unsafe { sys::cuKernelSetAttribute(attribute, shared_bytes as i32, handle, ordinal) };
+        let status = unsafe { sys::cuKernelSetAttribute(attribute, kernel.shared_limit as i32, handle, ordinal) };
         check(status, "cuKernelSetAttribute")?;
         Ok(kernel)
     }

@@ -181,7 +181,7 @@ fn reset_pool(
     let convert = args.convert && pool.config.format == Format::Split32 && state.is_some();
     // A head in shared memory where it fits; else as much of it as there is.
     let head = state.map_or(0, |s| i64::from(s.rows) * i64::from(s.columns) * 4);
-    let shared_bytes = if convert { head.min(cuda.shared_limit().into()) as u32 } else { 0 };
+    let shared_bytes = if convert { head.min(cuda.shared_limit(Key::single(Work::Reset)).into()) as u32 } else { 0 };
     let items = list.n.saturating_mul(pool.config.n_layers as i64).saturating_mul(units(&state, &windows));
     let params = ResetParams {
         slots: Slots::of(slots),

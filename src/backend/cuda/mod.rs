@@ -36,9 +36,6 @@ pub fn usage() -> Vec<(String, u32, u32, u32)> {
     IMAGES.iter().map(|image| (name(image), image.arch, image.registers, image.local_bytes)).collect()
 }
 
-/// Static shared memory of a block, beside what a launch asks for, is less than this.
-const STATIC_SHARED: u32 = 1024;
-
 /// The CUDA backend on one device.
 pub struct Cuda {
     keys: Vec<Key>,
@@ -92,9 +89,14 @@ impl Cuda {
         self.device.ordinal
     }
 
-    /// Shared memory that a launch may ask for.
-    fn shared_limit(&self) -> u32 {
-        self.device.shared_bytes.saturating_sub(STATIC_SHARED)
+    /// Dynamic shared memory that a launch of a loaded kernel may ask for.
+    fn shared_limit(&self, key: Key) -> u32 {
+        self.kernel(key).map_or(0, |kernel| kernel.shared_limit)
+    }
+
+    fn kernel(&self, key: Key) -> Result<&Kernel> {
+        let kernel = images::number(&self.keys, key).and_then(|number| self.kernels.get(number)?.get());
+        kernel.ok_or_else(|| Error::Internal(format!("kernel {} is not loaded", key.name())))
     }
 
     /// Loads a kernel if it is not there yet.
@@ -108,7 +110,7 @@ impl Cuda {
         }
         let image = images::find(number, self.device.arch)
             .ok_or_else(|| Error::Internal(format!("there is no code of kernel {}", key.name())))?;
-        let kernel = Kernel::load(&self.device, &image.cubin()?, self.shared_limit())?;
+        let kernel = Kernel::load(&self.device, &image.cubin()?)?;
         // Another thread may have been faster; then this one is unloaded again.
         drop(place.set(kernel));
         Ok(())
@@ -124,10 +126,14 @@ impl Cuda {
         shared_bytes: u32,
         params: &P,
     ) -> Result<()> {
-        let kernel = images::number(&self.keys, key).and_then(|number| self.kernels.get(number)?.get());
-        let Some(kernel) = kernel else {
-            return Err(Error::Internal(format!("kernel {} is not loaded", key.name())));
-        };
+        let kernel = self.kernel(key)?;
+        if shared_bytes > kernel.shared_limit {
+            return Err(Error::Internal(format!(
+                "kernel {} needs {shared_bytes} bytes of shared memory; there are {}",
+                key.name(),
+                kernel.shared_limit
+            )));
+        }
         let blocks = items.clamp(0, i32::MAX.into()) as u32;
         let shape = Shape { stream: exec.stream, blocks, threads, shared_bytes, dependent: exec.dependent };
         self.device.launch(kernel, &shape, params)
