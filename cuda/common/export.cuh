@@ -34,17 +34,20 @@ DEVICE void store_dense(const Tile<NC, H> &t, const StateTensor &dst, const Chec
   for (i32 h = 0; h < H; h++) {
     i32 row = (half + h) * 8 + lane.group;
     if (row >= c.rows) continue;
+    char *at = state_at(dst, entry, index, head, c.first + row, 8 * lane.quad);
+    bool is_vector = !dst.is_transposed && (u64)at % 16 == 0;
+    i32 left = columns - 8 * lane.quad;
 #pragma unroll
     for (i32 j = 0; j < NC; j++) {
-      i32 column = BLOCK * j + 8 * lane.quad;
-      char *at = state_at(dst, entry, index, head, c.first + row, column);
-      if (!dst.is_transposed && column + 8 <= columns && (u64)at % 16 == 0) {
+      if (is_vector && left >= 8) {
         store8_dense(at, dst.dtype, t.v[h][j]);
       } else {
 #pragma unroll
         for (i32 e = 0; e < 8; e++)
-          if (column + e < columns) store_one(at + e * step, dst.dtype, t.v[h][j][e]);
+          if (e < left) store_one(at + e * step, dst.dtype, t.v[h][j][e]);
       }
+      at += BLOCK * step;
+      left -= BLOCK;
     }
   }
 }

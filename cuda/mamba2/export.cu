@@ -1,4 +1,5 @@
-// States of Mamba-2 at a held position. Instances as in serial.cu; of the arrays in shared memory it uses AT_B, AT_X and AT_GATES.
+// States of Mamba-2 at a held position. Instances as in serial.cu, with INSTANCE_BLOCKS 1: a block alone keeps enough bytes in flight, and two of
+// them would spill on sm_100 and sm_120. Of the arrays in shared memory it uses AT_B, AT_X and AT_GATES.
 #include "../common/export.cuh"
 #include "mamba2.cuh"
 

@@ -9,16 +9,25 @@ DEVICE i64 newest_tag(const RewindParams &p, i64 slot, i64 ring) {
   for (i32 k = 0; k < p.n_pools; k++) {
     const PoolTags &pool = p.pools[k];
     i64 index = pool.per_ring ? ring : slot;
+    // Threads take neighbouring tags, of several layers if a layer has few.
+    u32 count = pool.count, layer = threadIdx.x / count, tag = threadIdx.x % count;
 #pragma unroll 1
-    for (i64 i = threadIdx.x; i < (i64)pool.n_layers * pool.count; i += blockDim.x)
-      newest = max(newest, ((const i64 *)part_at(pool.tags, i / pool.count, index))[i % pool.count]);
+    while (layer < (u32)pool.n_layers) {
+      newest = max(newest, ((const i64 *)part_at(pool.tags, layer, index))[tag]);
+      layer += blockDim.x / count;
+      tag += blockDim.x % count;
+      if (tag >= count) {
+        tag -= count;
+        layer++;
+      }
+    }
   }
 #pragma unroll
   for (i32 mask = WARP / 2; mask > 0; mask /= 2) newest = max(newest, __shfl_xor_sync(0xFFFFFFFFu, newest, mask));
   if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = newest;
   __syncthreads();
   if (threadIdx.x == 0)
-    for (i32 i = 1; i < blockDim.x / WARP; i++) newest = max(newest, of_warp[i]);
+    for (i32 i = 1; i < (i32)(blockDim.x / WARP); i++) newest = max(newest, of_warp[i]);
   __syncthreads();
   return newest;
 }
