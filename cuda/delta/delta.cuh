@@ -248,10 +248,10 @@ DEVICE Gates gates_of(const DeltaParams &p, i64 at) {
   return g;
 }
 
-// What the serial form needs of n records and tokens from base + first on.
+// What the serial form needs of n records and tokens from base on.
 template <bool IS_KDA, i32 NC>
-DEVICE void stage_rows(const DeltaParams &p, i64 first, i32 n) {
-  i64 at = work().base + first;
+DEVICE void stage_rows(const DeltaParams &p, i32 n) {
+  i64 at = work().base;
 #pragma unroll 1
   for (i32 i = warp_of(); i < n; i += warps_of()) {
     stage_k<NC>(p, columns(p, AT_K, i), at + i);
@@ -373,6 +373,22 @@ DEVICE void set_tag(const DeltaParams &p) {
   if (c.rows > 0 && lane_index() == 0 && w.stop[warp_of()] > w.tag[warp_of()]) *c.tag = w.stop[warp_of()];
 }
 
+// Stores what the serial form has put out for tokens in rows [own, n) of the chunk, of ROWS rows of the state; and u of steps and of an extend's
+// tail.
+template <i32 ROWS>
+DEVICE void put_out(const DeltaParams &p, i32 own, i32 n, i32 half) {
+  const Work &w = work();
+  i64 len = w.span.len, kept = !keeps_u(p) ? len : p.mode == MODE_EXTEND ? len - min(p.batch.keep_tail, len) : 0;
+#pragma unroll 1
+  for (i32 i = lane_index(); i < (n - own) * ROWS; i += WARP) {
+    i32 r = own + i / ROWS, channel = warp_of() * TILE + half * 8 + i % ROWS;
+    if (channel >= channels_of(p.state)) continue;
+    i64 t = w.base + r - w.position;
+    store_one(out_at(p, t) + channel * size_of(p.out.dtype), p.out.dtype, channels(p, AT_O, r)[channel]);
+    if (t >= kept) store_one(u_at(p, w.position + t) + channel * size_of(p.u_dtype), p.u_dtype, channels(p, AT_V, r)[channel]);
+  }
+}
+
 // History and tokens one by one.
 template <i32 FORMAT, bool IS_KDA, i32 NC, i32 H>
 DEVICE void serial_item(const DeltaParams &p, i64 item) {
@@ -380,27 +396,28 @@ DEVICE void serial_item(const DeltaParams &p, i64 item) {
   if (!begin(p.slots, p.batch, p.place, p.state, p.out, item)) return;
   bool extend = p.mode == MODE_EXTEND;
   if (!begin_tiles(p.slots, p.batch, p.place, p.state, p.out, extend)) return;
-  if (threadIdx.x == 0) w.base = w.oldest;
-  __syncthreads();
 #pragma unroll 1
   for (i32 half = 0; half < 2; half += H) {
     Lane lane = lane_of(threadIdx.x);
     Tile<NC, H> tile;
     load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, false);
+    __syncthreads();
+    if (threadIdx.x == 0) w.base = w.oldest;
+    // base is the first of the chunk at hand.
 #pragma unroll 1
-    for (i64 first = 0; w.base + first < w.position + w.span.len; first += CHUNK) {
-      i32 n = (i32)min((i64)CHUNK, w.position + w.span.len - w.base - first);
-      // Tokens of the step begin here.
-      i32 own = (i32)min(max(w.position - w.base - first, 0ll), (i64)n);
+    while (true) {
       __syncthreads();
-      stage_rows<IS_KDA, NC>(p, first, n);
+      if (w.base >= w.position + w.span.len) break;
+      i32 n = (i32)min((i64)CHUNK, w.position + w.span.len - w.base);
+      // Tokens of the step begin here.
+      i32 own = (i32)min(max(w.position - w.base, 0ll), (i64)n);
+      stage_rows<IS_KDA, NC>(p, n);
 #pragma unroll 1
-      for (i32 i = own + warp_of(); i < n; i += warps_of()) stage_q<NC>(p, columns(p, AT_Q, i), w.base + first + i - w.position);
+      for (i32 i = own + warp_of(); i < n; i += warps_of()) stage_q<NC>(p, columns(p, AT_Q, i), w.base + i - w.position);
       __syncthreads();
 #pragma unroll 1
       for (i32 i = 0; i < n; i++) {
-        i64 at = w.base + first + i;
-        if (at < w.tag[warp_of()]) continue;
+        if (w.base + i < w.tag[warp_of()]) continue;
         take_in<IS_KDA>(tile, p, i, half);
         if (i >= own) {
           float o[H];
@@ -409,22 +426,13 @@ DEVICE void serial_item(const DeltaParams &p, i64 item) {
             channels(p, AT_O, i)[warp_of() * TILE + 8 * (half + lane.quad) + lane.group] =
                 __fmul_rn(lane.quad == 0 ? o[0] : o[H - 1], p.scale);
         }
-        if (at + 1 == w.stop[warp_of()])
-          store_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, at + 1);
+        if (w.base + i + 1 == w.stop[warp_of()])
+          store_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, w.base + i + 1);
       }
       __syncwarp();
-      // Outputs; u of steps and of an extend's tail.
-      i64 kept = !keeps_u(p) ? w.span.len : extend ? w.span.len - min(p.batch.keep_tail, w.span.len) : 0;
-      i32 rows = min(channels_of(p.state) - warp_of() * TILE, (i32)TILE);
-#pragma unroll 1
-      for (i32 i = lane_index(); i < (n - own) * 8 * H; i += WARP) {
-        i32 r = own + i / (8 * H), row = half * 8 + i % (8 * H), channel = warp_of() * TILE + row;
-        if (row >= rows) continue;
-        i64 t = w.base + first + r - w.position;
-        store_one(out_at(p, t) + channel * size_of(p.out.dtype), p.out.dtype, channels(p, AT_O, r)[channel]);
-        if (t >= kept)
-          store_one(u_at(p, w.position + t) + channel * size_of(p.u_dtype), p.u_dtype, channels(p, AT_V, r)[channel]);
-      }
+      put_out<8 * H>(p, own, n, half);
+      __syncthreads();
+      if (threadIdx.x == 0) w.base += CHUNK;
     }
   }
   set_tag(p);
@@ -681,16 +689,19 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
       __syncthreads();
       if (threadIdx.x == 0) w.base = w.oldest;
 #pragma unroll 1
-      for (i64 first = 0; w.oldest + first < w.last_stop; first += CHUNK) {
-        i32 n = (i32)min((i64)CHUNK, w.last_stop - w.oldest - first);
+      while (true) {
         __syncthreads();
-        stage_rows<IS_KDA, NC>(p, first, n);
+        if (w.base >= w.last_stop) break;
+        i32 n = (i32)min((i64)CHUNK, w.last_stop - w.base);
+        stage_rows<IS_KDA, NC>(p, n);
         __syncthreads();
 #pragma unroll 1
         for (i32 i = 0; i < n; i++) {
-          i64 at = w.base + first + i;
+          i64 at = w.base + i;
           if (at >= w.tag[warp_of()] && at < w.stop[warp_of()]) take_in<IS_KDA>(tile, p, i, half);
         }
+        __syncthreads();
+        if (threadIdx.x == 0) w.base += CHUNK;
       }
       if (folds)
         store_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, w.stop[warp_of()]);
@@ -787,12 +798,18 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
   tally_row(p, IS_KDA, true, len, HIGH, true);
 }
 
+// The item of this launch that this block does next. Nobody keeps the last one's number in registers.
+DEVICE i64 next_item(const DeltaParams &p) {
+  const Work &w = work();
+  return (w.row * p.state.heads + w.head) * p.state.parts + w.part + gridDim.x;
+}
+
 // Every item of a launch.
 template <i32 FORMAT, bool IS_KDA, i32 NC, i32 H>
 DEVICE void serial(const DeltaParams &p) {
   wait_for_dependency();
 #pragma unroll 1
-  for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i += gridDim.x) {
+  for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i = next_item(p)) {
     if (p.mode == MODE_TAIL)
       tail_item<IS_KDA, NC>(p, i);
     else
@@ -804,7 +821,7 @@ template <i32 FORMAT, bool HIGH, bool IS_KDA, i32 NC, i32 H>
 DEVICE void parallel(const DeltaParams &p) {
   wait_for_dependency();
 #pragma unroll 1
-  for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i += gridDim.x) parallel_item<FORMAT, HIGH, IS_KDA, NC, H>(p, i);
+  for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i = next_item(p)) parallel_item<FORMAT, HIGH, IS_KDA, NC, H>(p, i);
 }
 
 }  // namespace delta
