@@ -27,7 +27,7 @@ enum : i32 {
   AT_OWN_GATES = 10,  // parallel: [tokens] of Gates
   AT_PREDICTED = 11,  // parallel: [TOKENS] of channels
   AT_WEIGHTS = 12,    // parallel: [CHUNK + tokens][TOKENS] of float2, with k and with q
-  AT_NEWER = 13,      // parallel, KDA: [1] of columns
+  AT_NEWER = 13,      // parallel, KDA: [1] of columns. GDN: [MAX_WARPS][TOKENS] of floats, what checkpoints decay by
 };
 
 // Blocks of the widest row.
@@ -50,6 +50,9 @@ DEVICE Gates *gates(const DeltaParams &p, i32 array) { return (Gates *)(shared_m
 DEVICE u32 *slow_bits(const DeltaParams &p, i32 row) { return (u32 *)(shared_memory + p.shared.at[AT_SLOW]) + row * MAX_BLOCKS; }
 // Weights of a chunk's records, then of the step's own tokens.
 DEVICE float2 *weights(const DeltaParams &p, i32 row) { return (float2 *)(shared_memory + p.shared.at[AT_WEIGHTS]) + row * TOKENS; }
+
+// GDN: what this warp's checkpoint decays by up to each token of a block.
+DEVICE float *factors(const DeltaParams &p) { return floats(p, AT_NEWER) + warp_of() * TOKENS; }
 
 DEVICE i32 value_heads_per_key(const DeltaParams &p) { return p.state.heads / p.qk_heads; }
 DEVICE i32 key_head(const DeltaParams &p) {
@@ -350,20 +353,23 @@ DEVICE void write_records(const DeltaParams &p, i64 from) {
   }
 }
 
-// What a row's step moves, counted once for all of its heads. with_u: the readout reads u of history instead of folding it.
-DEVICE void tally_row(const DeltaParams &p, bool is_kda, bool flushed, i64 recorded, bool high, bool with_u) {
+// What a row's step moves, counted once for all of its heads. The parallel form reads u of history that is not folded, and the checkpoint (its
+// high plane only if high) once for each block of tokens; what was just stored is not counted.
+DEVICE void tally_row(const DeltaParams &p, bool is_kda, bool parallel, bool high, i64 recorded) {
   const Work &w = work();
   const State &s = p.state;
   if (w.head != 0 || w.part != 0 || threadIdx.x != 0) return;
   bool folded = w.last_stop > w.tag[0];
-  u64 elements = (u64)s.heads * s.rows * s.columns, size = s.format <= FORMAT_F32 ? 4 : 2;
+  u64 elements = (u64)s.heads * s.rows * s.columns, state = elements * (s.format <= FORMAT_F32 ? 4 : 2);
+  u64 seen = high && s.format == FORMAT_SPLIT32 ? elements * 2 : state;
   u64 keys = (u64)p.qk_heads * (s.columns * size_of(p.io) + 4) + (u64)s.heads * 4 * (is_kda ? s.columns : 1);
   u64 values = (u64)s.heads * (s.rows * size_of(p.io) + 4);
   u64 u = keeps_u(p) ? (u64)s.heads * s.rows * size_of(p.u_dtype) : 0;
-  u64 folds = (u64)((with_u ? w.last_stop : w.position) - w.oldest), kept = (u64)(w.position - w.first_stop);
-  tally(p.slots, flushed && folded ? (u64)s.heads * s.tiles : 0,
-        high && !folded && s.format == FORMAT_SPLIT32 ? elements * 2 : elements * size, folded ? elements * size : 0,
-        folds * (keys + values) + (with_u ? kept * (keys + u) : 0), (u64)recorded * (keys + values + u));
+  u64 blocks = parallel ? (u64)(w.span.len + TOKENS - 1) / TOKENS : 0;
+  u64 replayed = (u64)((parallel ? w.last_stop : w.position) - w.oldest), kept = blocks * (u64)(w.position - w.first_stop);
+  tally(p.slots, p.mode == MODE_STEP && folded ? (u64)s.heads * s.tiles : 0,
+        parallel ? (folded ? state : seen) + (blocks - 1) * seen : state, folded ? state : 0,
+        replayed * (keys + values) + kept * (keys + u), (u64)recorded * (keys + values + u));
 }
 
 // Sets the tag of this warp's tile, once all of it is stored.
@@ -437,7 +443,7 @@ DEVICE void serial_item(const DeltaParams &p, i64 item) {
   }
   set_tag(p);
   if (!extend) write_records<IS_KDA, NC>(p, 0);
-  tally_row(p, IS_KDA, !extend, extend ? min(p.batch.keep_tail, w.span.len) : w.span.len, false, false);
+  tally_row(p, IS_KDA, false, false, extend ? min(p.batch.keep_tail, w.span.len) : w.span.len);
 }
 
 // The tail of an extend, once all of its folds are done: tags tell where they were. Its u is there already.
@@ -491,7 +497,7 @@ DEVICE void weigh_own_columns(const DeltaParams &p, i32 block, i32 n) {
 
 // KDA: keys of a chunk of held records decay up to the committed position, a thread for each column. AT_NEWER has the log decays of all records
 // that are newer than the chunk, and takes in the chunk's.
-DEVICE void decay_keys(const DeltaParams &p, i64 first, i32 held) {
+DEVICE void decay_keys(const DeltaParams &p, i32 first, i32 held) {
   enum : i32 { AT_ONCE = 8 };
   i32 n = p.state.columns, rows = p.ring_rows;
   const float *ring = g_at(p, 0, n);
@@ -604,29 +610,34 @@ DEVICE void weigh(const DeltaParams &p, i32 held, i32 own_rows, i32 block, i32 n
   }
 }
 
-// What tokens see of earlier u. A lane has tokens quad and quad + 4.
+// Adds to predictions and outputs of n tokens what they see of u in rows [from, to) of a chunk; begins with zeros if is_first. A lane has its rows
+// of tokens quad and quad + 4, alone.
 template <i32 H>
-struct Seen {
-  float predicted[2][H];
-  float o[2][H];
-};
-
-// Adds rows [from, to) of a chunk.
-template <i32 H>
-DEVICE void add_weighted(Seen<H> &seen, const DeltaParams &p, i32 channel, i32 from, i32 to, i32 n) {
+DEVICE void add_weighted(const DeltaParams &p, i32 channel, i32 from, i32 to, i32 n, bool is_first) {
   i32 quad = threadIdx.x % 4;
 #pragma unroll 1
-  for (i32 i = from; i < to; i++) {
-    const float *u = channels(p, AT_V, i) + channel;
+  for (i32 t = quad; t < n; t += 4) {
+    float *predicted = channels(p, AT_PREDICTED, t) + channel, *o = channels(p, AT_O, t) + channel;
+    float a[H], b[H];
 #pragma unroll
-    for (i32 b = 0; b < 2; b++) {
-      if (4 * b >= n) break;
-      float2 weight = weights(p, i)[4 * b + quad];
+    for (i32 h = 0; h < H; h++) {
+      a[h] = is_first ? 0.0f : predicted[8 * h];
+      b[h] = is_first ? 0.0f : o[8 * h];
+    }
+#pragma unroll 2
+    for (i32 i = from; i < to; i++) {
+      float2 weight = weights(p, i)[t];
 #pragma unroll
       for (i32 h = 0; h < H; h++) {
-        seen.predicted[b][h] = fma(weight.x, u[8 * h], seen.predicted[b][h]);
-        seen.o[b][h] = fma(weight.y, u[8 * h], seen.o[b][h]);
+        float u = channels(p, AT_V, i)[channel + 8 * h];
+        a[h] = fma(weight.x, u, a[h]);
+        b[h] = fma(weight.y, u, b[h]);
       }
+    }
+#pragma unroll
+    for (i32 h = 0; h < H; h++) {
+      predicted[8 * h] = a[h];
+      o[8 * h] = b[h];
     }
   }
 }
@@ -661,6 +672,36 @@ DEVICE void substitute(const DeltaParams &p, i32 block, i32 n, i32 half) {
   }
 }
 
+// The checkpoint's part in predictions and outputs of n tokens: one vector at a time, for two would not fit.
+template <bool IS_KDA, i32 NC, i32 H>
+DEVICE void see_checkpoint(const Tile<NC, H> &tile, const DeltaParams &p, i32 channel, i32 block, i32 n) {
+  Lane lane = lane_of(threadIdx.x);
+#pragma unroll 1
+  for (i32 i = 0; i < 2 * n; i++) {
+    i32 t = i / 2;
+    bool is_k = i % 2 == 0;
+    const float *with = !is_k ? columns(p, AT_Q, t) : IS_KDA ? columns(p, AT_Q, TOKENS + t) : columns(p, AT_OWN_K, block + t);
+    float sees[H];
+    dot_tile(tile, with, blocks_of(p.state), lane, sees);
+    float *to = channels(p, is_k ? AT_PREDICTED : AT_O, t) + channel;
+    float factor = IS_KDA ? 1.0f : factors(p)[t];
+    if (lane.quad < H) to[8 * lane.quad] = fma(lane.quad == 0 ? sees[0] : sees[H - 1], factor, to[8 * lane.quad]);
+  }
+}
+
+// Begins to bring a tile near; of SPLIT32 only the high plane if high_only.
+template <i32 FORMAT>
+DEVICE void prefetch_tile(const State &s, const Checkpoint &c, bool high_only) {
+  enum : i32 { LINE = 128 };
+  i32 size = FORMAT == FORMAT_F32 ? 4 : 2, bytes = c.rows * s.columns * size;
+  const char *at = c.head + (i64)c.first * s.columns * size;
+#pragma unroll 1
+  for (i32 i = lane_index() * LINE; i < bytes; i += WARP * LINE) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
+    if (FORMAT == FORMAT_SPLIT32 && !high_only) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i + (i64)s.rows * s.columns * 2));
+  }
+}
+
 // The parallel form, for steps of at most MAX_PARALLEL tokens.
 template <i32 FORMAT, bool HIGH, bool IS_KDA, i32 NC, i32 H>
 DEVICE void parallel_item(const DeltaParams &p, i64 item) {
@@ -682,10 +723,12 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
 #pragma unroll 1
   for (i32 half = 0; half < 2; half += H) {
     Lane lane = lane_of(threadIdx.x);
-    Tile<NC, H> tile;
     bool folds = w.stop[warp_of()] > w.tag[warp_of()];
-    load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, HIGH && !folds);
+    // Registers are not enough for the tile and all of a readout: it is loaded once more when it is needed.
+    if (!folds && half == 0) prefetch_tile<FORMAT>(p.state, checkpoint_of(p.state, p.place.layer), HIGH);
     if (w.last_stop > w.oldest) {
+      Tile<NC, H> tile;
+      load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, false);
       __syncthreads();
       if (threadIdx.x == 0) w.base = w.oldest;
 #pragma unroll 1
@@ -705,7 +748,6 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
       }
       if (folds)
         store_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, w.stop[warp_of()]);
-      if (HIGH && FORMAT == FORMAT_SPLIT32) to_high(tile);
     }
 
     // Readouts, a few tokens at a time.
@@ -719,16 +761,14 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
       for (i32 t = warp_of(); t < n; t += warps_of()) stage_q<NC>(p, columns(p, AT_Q, t), block + t);
       if (IS_KDA)
         for (i32 c = threadIdx.x; c < p.state.columns; c += blockDim.x) columns(p, AT_NEWER, 0)[c] = 0.0f;
-      Seen<H> seen = {};
       // GDN: log decay of all of this tile's history; of all history newer than the chunk at hand.
       float whole = 0.0f, newer = 0.0f;
       // Newest records first. The step's own tokens ride with the first chunk.
       bool is_first = true;
-      i64 end = w.position - w.first_stop;
+      i32 end = (i32)(w.position - w.first_stop);
 #pragma unroll 1
       do {
-        i64 first = max(end - CHUNK, 0ll);
-        i32 held = (i32)(end - first);
+        i32 first = max(end - CHUNK, 0), held = end - first;
         __syncthreads();
 #pragma unroll 1
         for (i32 i = warp_of(); i < held; i += warps_of()) {
@@ -758,44 +798,28 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
         __syncthreads();
         weigh<IS_KDA>(p, held, is_first ? block + n : 0, block, n);
         __syncthreads();
-        add_weighted<H>(seen, p, channel, from, held, n);
+        add_weighted<H>(p, channel, from, held, n, is_first);
         is_first = false;
         end = first;
       } while (end > 0);
-#pragma unroll
-      for (i32 b = 0; b < 2; b++)
-#pragma unroll
-        for (i32 h = 0; h < H; h++) {
-          i32 t = 4 * b + lane.quad;
-          channels(p, AT_PREDICTED, t)[channel + 8 * h] = seen.predicted[b][h];
-          channels(p, AT_O, t)[channel + 8 * h] = seen.o[b][h];
-        }
       // The checkpoint's part.
-      if (IS_KDA && block == 0 && w.stop[warp_of()] < w.position) {
-        // All of the history bears on it at once, for all tokens.
-        scale_columns(tile, stage_whole(p), blocks_of(p.state), lane);
+      if (!IS_KDA && lane_index() < n) {
+        for (i32 t = 0; t <= block + lane_index(); t++) whole += gates(p, AT_OWN_GATES)[t].g;
+        factors(p)[lane_index()] = exp(whole);
       }
+      Tile<NC, H> tile;
+      load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, HIGH);
+      // All of the history bears on it at once, for all tokens.
+      if (IS_KDA && w.stop[warp_of()] < w.position) scale_columns(tile, stage_whole(p), blocks_of(p.state), lane);
       __syncwarp();
-      float elapsed = whole;
-#pragma unroll 1
-      for (i32 t = IS_KDA ? 0 : -block; t < n; t++) {
-        if (!IS_KDA) elapsed += gates(p, AT_OWN_GATES)[block + t].g;
-        if (t < 0) continue;
-        float factor = IS_KDA ? 1.0f : exp(elapsed), sees[H];
-        dot_tile(tile, IS_KDA ? columns(p, AT_Q, TOKENS + t) : columns(p, AT_OWN_K, block + t), blocks_of(p.state), lane, sees);
-        float *to = channels(p, AT_PREDICTED, t) + channel;
-        if (lane.quad < H) to[8 * lane.quad] = fma(lane.quad == 0 ? sees[0] : sees[H - 1], factor, to[8 * lane.quad]);
-        dot_tile(tile, columns(p, AT_Q, t), blocks_of(p.state), lane, sees);
-        to = channels(p, AT_O, t) + channel;
-        if (lane.quad < H) to[8 * lane.quad] = fma(lane.quad == 0 ? sees[0] : sees[H - 1], factor, to[8 * lane.quad]);
-      }
+      see_checkpoint<IS_KDA>(tile, p, channel, block, n);
       __syncwarp();
       substitute<H>(p, block, n, half);
     }
   }
   set_tag(p);
   write_records<IS_KDA, NC>(p, 0);
-  tally_row(p, IS_KDA, true, len, HIGH, true);
+  tally_row(p, IS_KDA, true, HIGH, len);
 }
 
 // The item of this launch that this block does next. Nobody keeps the last one's number in registers.
