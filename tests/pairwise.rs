@@ -17,6 +17,9 @@ use replayssm::replay::numerics::{
     from_bf16, from_f16, rounding_words, to_bf16, to_bf16_stochastic, to_f16, to_f16_stochastic,
 };
 
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
+
 /// Options and their values; the first is what an option has in a family that does not know it.
 const OPTIONS: &[(&str, &[&str])] = &[
     ("family", &["Mamba-2", "GDN", "KDA"]),
