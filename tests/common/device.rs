@@ -79,9 +79,10 @@ pub fn peek(address: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
     let to = copy.as_mut_ptr();
     match device_of(address) {
-        // SAFETY: by the caller's promise, a part of a component; the vector is as long.
         Some(driver) => {
-            driver.check(unsafe { (driver.functions.copy_to_host)(to.cast(), address as u64, bytes) }, "cuMemcpyDtoH")
+            // SAFETY: by the caller's promise, a part of a component; the vector is as long.
+            let status = unsafe { (driver.functions.copy_to_host)(to.cast(), address as u64, bytes) };
+            driver.check(status, "cuMemcpyDtoH");
         }
         // SAFETY: as above, and no call is running.
         None => unsafe { std::ptr::copy_nonoverlapping(address as *const u8, to, bytes) },

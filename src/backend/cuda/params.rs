@@ -354,7 +354,8 @@ mod tests {
     /// `REPLAYSSM_WRITE_LAYOUT=1` renews the file.
     #[test]
     fn the_device_is_told_the_layout_of_parameters() {
-        let mut text = "// Made by a test of src/backend/cuda/params.rs: sizes and offsets as the host has them.\n".to_owned();
+        let mut text =
+            "// Made by a test of src/backend/cuda/params.rs: sizes and offsets as the host has them.\n".to_owned();
         layout! { text:
             Cursor { position, flush_before, seed, generation, flags }
             Report { bits, claimed, count, first_slot, first_row, first_pool, first_layer }
