@@ -48,6 +48,7 @@ fn worked() -> Vec<u64> {
 // The only test of this program, because it counts what all threads do.
 #[test]
 fn no_call_allocates() {
+    cpu_only!();
     // A queue that grows now and then shows in 300 rounds.
     for (readout, rounds) in
         [(REPLAYSSM_READOUT_HIGH, 300), (REPLAYSSM_READOUT_FULL, 20), (REPLAYSSM_READOUT_EXACT, 20)]

@@ -6,12 +6,16 @@ mod common;
 
 use std::ptr::null;
 
+use common::device::{backend, context, cuda, fill, peek, poke};
 use common::oracle::{Oracle, relative};
 use common::{
-    ABSENT, Array, BatchData, FAMILIES, Inputs, Rig, Rng, Row, Skip, Spec, Token, assert_same_state, decode,
-    decode_one, encode, ids64, message, no_faults, ok, plain,
+    ABSENT, Array, BatchData, FAMILIES, Inputs, Rig, Rng, Row, Skip, Spec, Token, address, assert_same_state, decode,
+    decode_one, encode, heap, ids64, message, no_faults, ok, plain,
 };
 use replayssm::ffi::*;
+
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
 
 #[test]
 fn case_1_resume_after_preemption_restarts_at_the_import() {
@@ -108,8 +112,7 @@ fn case_4_rows_that_need_no_flush_leave_their_checkpoint_alone() {
                 rig.commit(&[row], &[n as i32]);
             }
         }
-        let before: Vec<Vec<u8>> =
-            slots.iter().map(|&s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s).to_vec()).collect();
+        let before: Vec<Vec<u8>> = slots.iter().map(|&s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s)).collect();
         let states: Vec<_> = slots.iter().map(|&s| rig.export(0, s, s, None)).collect();
         let rows: Vec<Row> = slots.iter().map(|&s| Row::new(s, &rig.tokens(&mut rng, 10))).collect();
         rig.step(&rows);
@@ -182,7 +185,8 @@ fn case_7_the_bonus_token_in_three_conventions() {
             let rows = [Row::new(slot, &tokens)];
             rig.step(&rows);
             let batch = BatchData::new(&rig, &rows, false, 0);
-            let args = desc!(replayssm_commit_args { convention: convention, counts: &raw const count });
+            let counts = heap([count]);
+            let args = desc!(replayssm_commit_args { convention: convention, counts: counts.as_ptr() });
             // SAFETY: everything lives until the call returns.
             ok(unsafe { replayssm_commit(rig.slots, &batch.desc(), &args, null()) });
             assert_eq!(rig.cursor(slot).position, i64::from(accepted));
@@ -230,12 +234,12 @@ fn case_9_import_over_a_live_ring_resets_position_tags_and_history() {
         for token in rig.tokens(&mut rng, 3) {
             decode_one(&rig, 0, &token);
         }
-        let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0).to_vec();
+        let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0);
         let tags = rig.tags(0, 0);
         let row = Row { flush: true, ..Row::new(0, &[]) };
         rig.step(std::slice::from_ref(&row));
         rig.commit(&[row], &[1]);
-        assert_eq!((rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0), rig.tags(0, 0)), (&before[..], tags));
+        assert_eq!((rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0), rig.tags(0, 0)), (before, tags));
         assert_eq!(rig.cursor(0).position, 80);
         no_faults(&rig);
     }
@@ -246,7 +250,7 @@ fn case_10_a_late_commit_for_a_freed_slot_does_nothing() {
     let rig = Rig::new(Spec::default());
     let mut rng = Rng(11);
     let rows = [Row::new(0, &rig.tokens(&mut rng, 3))];
-    let old = [rig.cursor(0).generation];
+    let old = heap([rig.cursor(0).generation]);
     rig.step(&rows);
     rig.reset(0, 0, 0);
     decode_one(&rig, 0, &rig.token(&mut rng));
@@ -259,7 +263,7 @@ fn case_10_a_late_commit_for_a_freed_slot_does_nothing() {
     assert_eq!(rig.cursor(0).position, 1);
     assert!(rig.export(0, 0, 0, None) == state);
     // The same commit in the ring's own generation is done.
-    let now = [rig.cursor(0).generation];
+    let now = heap([rig.cursor(0).generation]);
     let rows = [Row::new(0, &rig.tokens(&mut rng, 3))];
     rig.step(&rows);
     batch.generation = now.as_ptr();
@@ -286,8 +290,7 @@ fn case_11_padded_rows_write_zeros_or_nothing_and_touch_no_slot() {
             .map(|&id| Row { slot: id, ring: id, ..Row::new(0, &rig.tokens(&mut rng, 2)) })
             .collect();
         for keep in [false, true] {
-            let before: Vec<Vec<u8>> =
-                (0..8).map(|s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s).to_vec()).collect();
+            let before: Vec<Vec<u8>> = (0..8).map(|s| rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, s)).collect();
             let data = BatchData::new(&rig, &rows, false, 0);
             let mut batch = data.desc();
             batch.flags |= REPLAYSSM_BATCH_NULL_ID | if keep { REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS } else { 0 };
@@ -401,10 +404,7 @@ fn case_20_rows_outside_the_history_are_never_trusted() {
                                 let at = c.base as usize + (block * rows_of_ring + row) * bytes;
                                 // FF80 repeated is an infinity in bf16 and a NaN in fp32; FFFF is a NaN in both.
                                 let fill = if position % 2 == 0 { [0x80, 0xFF] } else { [0xFF, 0xFF] };
-                                for i in 0..bytes {
-                                    // SAFETY: inside ring 0 of this component; no call is running.
-                                    unsafe { ((at + i) as *mut u8).write(fill[i % 2]) };
-                                }
+                                poke(at, &fill.repeat(bytes / 2));
                             }
                         }
                     }
@@ -431,9 +431,9 @@ fn case_21_softplus_at_its_ends() {
             let rounded = decode(dt_dtype, token[0].dt[0]);
             rig.reset(0, 0, 0);
             decode_one(&rig, 0, &token);
-            let c = *rig.components().iter().find(|c| c.kind == REPLAYSSM_COMPONENT_DT).unwrap();
-            // SAFETY: the record of token 0 of head 0.
-            let dt = unsafe { c.base.cast::<f32>().read() };
+            // The record of token 0 of head 0.
+            let records = rig.part(REPLAYSSM_COMPONENT_DT, 0, 0);
+            let dt = f32::from_le_bytes(*records.first_chunk().unwrap());
             assert!(dt.is_finite());
             if value > 0.0 {
                 assert_eq!(f64::from(dt), rounded, "the identity above 20");
@@ -475,7 +475,7 @@ fn case_22_garbage_behind_a_rows_tokens_changes_nothing() {
         let all: Vec<_> = live.iter().chain(&garbage).cloned().collect();
         let rows = [Row::new(0, &all)];
         let io = Inputs::new(&rig.spec, &rig.params[0], &rows, 0);
-        let cu = [0i32, 2];
+        let cu = heap([0i32, 2]);
         let mut batch = BatchData::new(&rig, &rows, false, 0);
         let mut d = batch_desc(&mut batch);
         (d.tokens, d.cu_seqlens, d.n_tokens, d.max_tokens) = (0, cu.as_ptr(), 4, 4);
@@ -565,7 +565,7 @@ fn case_27_a_flush_with_nothing_to_fold_changes_no_byte() {
             let row = |rng: &mut Rng| Row { flush: true, ..Row::new(0, &rig.tokens(rng, 1)) };
             rig.step(&[row(&mut rng)]);
             assert_eq!(rig.tags(0, 0)[0], 9 - keep as i64);
-            let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0).to_vec();
+            let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0);
             let written = rig.stats().checkpoint_bytes_written;
             rig.step(&[row(&mut rng)]);
             assert!(rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0) == before);
@@ -578,7 +578,7 @@ fn case_27_a_flush_with_nothing_to_fold_changes_no_byte() {
 fn records(rig: &Rig) -> Vec<u8> {
     let folded = |kind| kind != REPLAYSSM_COMPONENT_U;
     let rings: Vec<_> = rig.components().into_iter().filter(|c| c.per_ring == 1 && folded(c.kind)).collect();
-    rings.iter().flat_map(|c| rig.part(c.kind, 0, 0).to_vec()).collect()
+    rings.iter().flat_map(|c| rig.part(c.kind, 0, 0)).collect()
 }
 
 #[test]
@@ -644,7 +644,8 @@ fn case_30_one_descriptor_serves_every_mix() {
     let capacity: Vec<Row> = (0..4).map(|slot| Row::new(slot, &rig.tokens(&mut rng, 4))).collect();
     let mut io = Inputs::new(&rig.spec, &rig.params[0], &capacity, 0);
     let args = io.args(&rig.spec);
-    let (mut slots, mut cu, mut flush, mut counts) = ([0i64; 4], [0i32; 5], [0u8; 4], [0i32; 4]);
+    let (mut slots, mut cu, mut flush, mut counts) =
+        (heap([0i64; 4]), heap([0i32; 5]), heap([0u8; 4]), heap([0i32; 4]));
     let batch = desc!(replayssm_batch {
         n_rows: 4,
         cu_seqlens: cu.as_ptr(),
@@ -722,7 +723,7 @@ fn case_32_and_33_rows_and_lengths_within_declared_limits() {
     let capacity: Vec<Row> = (0..12).map(|slot| Row::new(slot, &rig.tokens(&mut rng, 1))).collect();
     let mut io = Inputs::new(&rig.spec, &rig.params[0], &capacity, 0);
     let args = io.args(&rig.spec);
-    let (mut slots, mut cu) = ([0i64; 12], [0i32; 13]);
+    let (mut slots, mut cu) = (heap([0i64; 12]), heap([0i32; 13]));
     let batch = desc!(replayssm_batch {
         n_rows: 12,
         cu_seqlens: cu.as_ptr(),
@@ -766,10 +767,9 @@ fn case_32_and_33_rows_and_lengths_within_declared_limits() {
 #[test]
 fn case_34_what_cannot_be_is_refused_with_a_sentence() {
     let create_slots = |d: replayssm_slots_desc| {
-        let (mut context, mut slots) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: descriptors and out-parameters are locals.
+        let (context, mut slots) = (context(backend(), 1).expect("a context"), std::ptr::null_mut());
+        // SAFETY: the descriptor and the out-parameter are locals.
         unsafe {
-            ok(replayssm_context_create(null(), &mut context));
             let status = replayssm_slots_create(context, &d, &mut slots);
             replayssm_slots_destroy(slots);
             replayssm_context_destroy(context);
@@ -834,7 +834,7 @@ fn case_34_what_cannot_be_is_refused_with_a_sentence() {
     // SAFETY: everything lives until the call returns.
     let status = unsafe { replayssm_mamba2_step(rig.pool, 0, &batch, &args, null()) };
     assert_eq!((status, &message()[..18]), (REPLAYSSM_INVALID_ARGUMENT, "batch.tokens is 5;"));
-    let cu = [0i32, 5];
+    let cu = heap([0i32, 5]);
     (batch.tokens, batch.cu_seqlens, batch.n_tokens) = (0, cu.as_ptr(), 5);
     // SAFETY: everything lives until the calls return.
     ok(unsafe { replayssm_mamba2_step(rig.pool, 0, &batch, &args, null()) });
@@ -870,8 +870,8 @@ fn between_an_extend_and_its_commit_everything_else_is_a_fault() {
     let mut rng = Rng(30);
     let rows = [Row::new(0, &rig.tokens(&mut rng, 9))];
     rig.layer(0, &rows, true, 0);
-    let bytes = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0).to_vec();
-    let ring = rig.part(REPLAYSSM_COMPONENT_X, 0, 0).to_vec();
+    let bytes = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, 0);
+    let ring = rig.part(REPLAYSSM_COMPONENT_X, 0, 0);
     let out = rig.step(&[Row::new(0, &rig.tokens(&mut rng, 2))]);
     assert!(out[0].iter().flatten().all(|&b| b == 0));
     assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
@@ -903,9 +903,9 @@ fn imports_and_exports_in_every_dtype_and_orientation() {
                 let values: Vec<u32> = (0..2 * 2 * h * head).map(|_| encode(dtype, rng.normal())).collect();
                 let mut array = Array::poisoned(dtype, values.len());
                 values.iter().enumerate().for_each(|(i, &v)| array.set(i, v));
-                let (slots, rings) = ([3i64, 1], [0i64, 2]);
+                let (slots, rings) = (heap([3i64, 1]), heap([0i64, 2]));
                 let list = desc!(replayssm_list { n: 2, slots: ids64(&slots), rings: ids64(&rings) });
-                let position = [40i64, 50];
+                let position = heap([40i64, 50]);
                 let state = desc!(replayssm_state {
                     dtype: dtype,
                     orientation: orientation,
@@ -939,12 +939,10 @@ fn imports_and_exports_in_every_dtype_and_orientation() {
             }
         }
         // In place: the engine writes fp32 into the checkpoint itself.
-        let c = *rig.components().iter().find(|c| c.kind == REPLAYSSM_COMPONENT_CHECKPOINT).unwrap();
+        let c = rig.component(REPLAYSSM_COMPONENT_CHECKPOINT);
         let values: Vec<f32> = (0..h * d * n).map(|_| rng.normal() as f32).collect();
         for layer in 0..2 {
-            let at = c.base as i64 + layer * c.layer_stride_bytes + 2 * c.slot_stride_bytes;
-            // SAFETY: slot 2's checkpoint in this layer; no call is running.
-            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), at as *mut f32, values.len()) };
+            poke(address(&c, layer, 2), &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
         }
         let (id, position) = ([2i64], [7i64]);
         let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&id), rings: ids64(&id) });
@@ -967,8 +965,8 @@ fn ids_of_both_widths_and_strides() {
     let tokens = rig.tokens(&mut rng, 4);
     let rows = [Row { slot: 5, ring: 1, ..Row::new(0, &tokens) }, Row { slot: 2, ring: 0, ..Row::new(0, &tokens) }];
     let io = Inputs::new(&rig.spec, &rig.params[0], &rows, 0);
-    let slots: [i32; 4] = [5, -9, 2, -9];
-    let rings: [i64; 6] = [1, 99, 99, 0, 99, 99];
+    let slots = heap([5i32, -9, 2, -9]);
+    let rings = heap([1i64, 99, 99, 0, 99, 99]);
     let batch = desc!(replayssm_batch {
         n_rows: 2,
         tokens: 4,
@@ -1018,7 +1016,9 @@ fn statistics_are_the_bytes_that_moved() {
         let second = rows(&mut rng, 2);
         let ring_read = rig.stats().ring_bytes_read;
         rig.step(&second);
-        assert_eq!(rig.stats().ring_bytes_read - ring_read, 2 * record, "two records of history");
+        // How often a record is loaded is a kernel's affair.
+        let loaded = rig.stats().ring_bytes_read - ring_read;
+        assert!(loaded == 2 * record || cuda() && loaded > 2 * record, "two records of history");
         rig.commit(&second, &[1]);
         assert_eq!(delta(), [elements * read, 0, 2 * record, 0], "2 + 2 fit the window");
         let third = rows(&mut rng, 2);
@@ -1037,9 +1037,8 @@ fn statistics_are_the_bytes_that_moved() {
 #[test]
 fn a_negative_tag_is_never_believed() {
     let rig = Rig::new(Spec { layers: 1, ..Spec::default() });
-    let c = *rig.components().iter().find(|c| c.kind == REPLAYSSM_COMPONENT_TAGS).unwrap();
-    // SAFETY: slot 0's tags; no call is running.
-    unsafe { std::ptr::write_bytes(c.base.cast::<u8>(), 0xFF, c.bytes as usize) };
+    let c = rig.component(REPLAYSSM_COMPONENT_TAGS);
+    fill(address(&c, 0, 0), 0xFF, c.bytes as usize);
     let out = rig.step(&[Row::new(0, &rig.tokens(&mut Rng(40), 2))]);
     assert!(out[0].iter().flatten().all(|&b| b == 0));
     assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
@@ -1064,21 +1063,13 @@ fn tiles_of_a_head_may_stand_at_different_positions() {
             // Slot 1 folds; its second tile of every head (rows 16 to 19) and that tile's tag move to slot 0.
             let last = rig.tokens(&mut rng, 3);
             rig.step(&[Row { flush: true, ..Row::new(1, &last) }]);
-            let part = |kind| *rig.components().iter().find(|c| c.kind == kind).unwrap();
-            let (states, tags) = (part(REPLAYSSM_COMPONENT_CHECKPOINT), part(REPLAYSSM_COMPONENT_TAGS));
+            let (states, tags) =
+                (rig.component(REPLAYSSM_COMPONENT_CHECKPOINT), rig.component(REPLAYSSM_COMPONENT_TAGS));
             for head in 0..spec.heads {
                 let row = spec.dstate * 4;
                 let copies = [(states, (head * spec.headdim + 16) * row, 4 * row), (tags, (2 * head + 1) * 8, 8)];
                 for (c, offset, bytes) in copies {
-                    let to = c.base as usize + offset;
-                    // SAFETY: parts of slots 1 and 0; no call is running.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(
-                            (to as i64 + c.slot_stride_bytes) as *const u8,
-                            to as *mut u8,
-                            bytes,
-                        );
-                    }
+                    poke(address(&c, 0, 0) + offset, &peek(address(&c, 0, 1) + offset, bytes));
                 }
             }
             assert_eq!(rig.tags(0, 0)[..2], [0, 9]);

@@ -6,8 +6,12 @@ mod common;
 
 use std::ptr::{null, null_mut};
 
-use common::{ABSENT, Array, Rng, decode, encode, ids64, message, ok, size_of_dtype, tensor};
+use common::device::{backend, context, cuda};
+use common::{ABSENT, Array, Rng, decode, encode, heap, ids64, message, ok, size_of_dtype, tensor};
 use replayssm::ffi::*;
+
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
 
 struct Conv {
     context: *mut replayssm_context,
@@ -65,8 +69,8 @@ type Tokens = Vec<Vec<u32>>;
 impl Conv {
     fn new(s: &Shape) -> Self {
         let channels = s.sections.iter().sum::<i32>() as usize;
-        let (mut context, mut slots, mut pool) = (null_mut(), null_mut(), null_mut());
-        let c = desc!(replayssm_context_desc { n_threads: s.threads });
+        let context = context(backend(), s.threads).unwrap_or_else(|error| panic!("{error}"));
+        let (mut slots, mut pool) = (null_mut(), null_mut());
         let d = desc!(replayssm_slots_desc { n_slots: 6, max_step_tokens: s.t_max, min_rewind: s.keep });
         let p = desc!(replayssm_pool_desc {
             family: REPLAYSSM_CONV1D,
@@ -79,7 +83,6 @@ impl Conv {
         });
         // SAFETY: descriptors and out-parameters are locals.
         unsafe {
-            ok(replayssm_context_create(&c, &mut context));
             ok(replayssm_slots_create(context, &d, &mut slots));
             ok(replayssm_layers_create(slots, &p, null(), 0, &mut pool));
         }
@@ -93,7 +96,7 @@ impl Conv {
             bias.set(c, encode(REPLAYSSM_F16, rng.normal()));
         }
         let bias = s.bias.then_some(bias);
-        let (io, width, silu, parts) = (s.io, s.width, s.silu, s.parts);
+        let (io, width, silu, parts) = (s.io, s.width, s.silu, if cuda() { 1 } else { s.parts });
         Conv { context, slots, pool, io, channels, width, sections: s.sections.clone(), weight, bias, silu, parts }
     }
 
@@ -160,7 +163,8 @@ impl Conv {
 
     fn commit(&self, rows: &[(i64, Tokens)], extend: bool, tail: i32, counts: Option<&[i32]>) {
         let batch = Batch::new(rows, extend, tail);
-        let args = desc!(replayssm_commit_args { counts: counts.map_or(null(), |c| c.as_ptr()) });
+        let counts = counts.map(<[i32]>::to_vec);
+        let args = desc!(replayssm_commit_args { counts: counts.as_ref().map_or(null(), |c| c.as_ptr()) });
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_commit(self.slots, &batch.desc(), &args, null()) });
     }
@@ -169,10 +173,10 @@ impl Conv {
     fn window(&self, layer: i32, slot: i64, at: Option<i64>) -> Vec<u32> {
         let n = self.channels * (self.width - 1);
         let data = Array::poisoned(self.io, n);
-        let ids = [slot];
+        let ids = heap([slot]);
         let list = desc!(replayssm_list { n: 1, slots: ids64(&ids), rings: ids64(&ids) });
         let dst = desc!(replayssm_state { dtype: self.io, layer: layer, data: data.at(0) });
-        let at = at.map(|at| [at]);
+        let at = at.map(|at| heap([at]));
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_export(self.pool, &list, at.as_ref().map_or(null(), |a| a.as_ptr()), &dst, null()) });
         (0..n).map(|i| data.get(i)).collect()
@@ -344,7 +348,7 @@ fn a_rewind_restores_the_window_as_far_as_min_rewind_reaches() {
     let refused = conv.window(0, 0, Some(22));
     assert!(refused.iter().all(|&b| b == Array::poisoned(conv.io, 1).get(0)), "a refused export wrote");
     assert_eq!(conv.faults(), REPLAYSSM_FAULT_POSITION);
-    let (back, mut done) = ([5], [-1]);
+    let (back, mut done) = ([5], heap([-1]));
     // SAFETY: everything lives until the call returns.
     ok(unsafe { replayssm_rewind(conv.slots, &Conv::list(&[0]), back.as_ptr(), done.as_mut_ptr(), null()) });
     assert_eq!(done, [1]);

@@ -9,10 +9,13 @@ use std::ptr::{null, null_mut};
 
 use common::oracle::{Oracle, relative};
 use common::{
-    ABSENT, Array, BatchData, Rig, Rng, Row, Spec, Token, assert_same_state, decode, decode_one, encode, ids64,
+    ABSENT, Array, BatchData, Rig, Rng, Row, Spec, Token, assert_same_state, decode, decode_one, encode, heap, ids64,
     no_faults, ok, tensor,
 };
 use replayssm::ffi::*;
+
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
 
 const DELTA_RULES: [i32; 2] = [REPLAYSSM_GDN, REPLAYSSM_KDA];
 
@@ -78,13 +81,13 @@ impl<'a> Conv<'a> {
     }
 
     fn window(&self, slot: usize) -> Vec<u32> {
-        let window = [0x7FC0_1234u32; 30];
+        let mut window = heap([0x7FC0_1234u32; 30]);
         let id = [slot as i64];
         let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&id), rings: ids64(&id) });
-        let dst = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: window.as_ptr().cast_mut().cast() });
+        let dst = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: window.as_mut_ptr().cast() });
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_export(self.pool, &list, null(), &dst, null()) });
-        window.to_vec()
+        window
     }
 }
 
@@ -182,10 +185,10 @@ fn case_17_head_maps_and_one_record_per_key_head() {
                 let tokens = rig.tokens(&mut rng, 3);
                 rig.reset(1, 1, 0);
                 assert_eq!(written(&|| drop(rig.step(&[Row::new(1, &tokens)]))), 3 * record, "a step");
-                let by_step = rig.part(REPLAYSSM_COMPONENT_K, 0, 1).to_vec();
+                let by_step = rig.part(REPLAYSSM_COMPONENT_K, 0, 1);
                 rig.reset(2, 2, 0);
                 assert_eq!(written(&|| drop(rig.extend(&[Row::new(2, &tokens)], 3))), 3 * record, "an extend");
-                for (bytes, name) in [(&by_step[..], "step"), (rig.part(REPLAYSSM_COMPONENT_K, 0, 2), "extend")] {
+                for (bytes, name) in [(by_step, "step"), (rig.part(REPLAYSSM_COMPONENT_K, 0, 2), "extend")] {
                     for (i, pair) in bytes.as_chunks::<2>().0.iter().enumerate() {
                         let (head, row, column) = (i / (rows * 40), i / 40 % rows, i % 40);
                         let wanted = tokens.get(row).map_or(0xFFFF, |token| token[0].b[head * 40 + column]);

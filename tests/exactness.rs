@@ -10,6 +10,9 @@ use common::{FAMILIES, Outputs, Rig, Rng, Row, Skip, Spec, decode, hash};
 use replayssm::backend::cpu::isa::Isa;
 use replayssm::ffi::*;
 
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
+
 /// A request on slot `slot`, and a twin on slot `slot + 1` that takes the same accepted tokens by `extend`.
 struct Pair<'a> {
     rig: &'a Rig,
@@ -288,6 +291,7 @@ fn assert_one_hash(hashes: &[(String, u64)]) {
 
 #[test]
 fn instruction_sets_give_one_hash() {
+    cpu_only!();
     // Short last tiles and blocks; small, since other processors are emulated.
     for spec in hashed().map(|spec| Spec { heads: 2, groups: 1, headdim: 24, dstate: 72, ..spec }) {
         let mut hashes = Vec::new();
@@ -302,6 +306,7 @@ fn instruction_sets_give_one_hash() {
 
 #[test]
 fn threads_and_parts_give_one_hash() {
+    cpu_only!();
     // Small work stays on the calling thread, if nobody says otherwise.
     replayssm::backend::cpu::share_all();
     for spec in hashed().map(|spec| Spec { headdim: 40, dstate: 96, ..spec }) {

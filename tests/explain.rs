@@ -11,6 +11,9 @@ use std::ptr::{null, null_mut};
 use common::{FAMILIES, Rig, Rng, Row, Spec, ids64, ok, tensor};
 use replayssm::ffi::*;
 
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
+
 fn explain(pool: *const replayssm_layers, rows: usize, tokens: usize) -> String {
     let mut text = [0 as std::ffi::c_char; 4096];
     // SAFETY: the buffer has as many bytes as it says.
@@ -103,6 +106,7 @@ fn specs() -> impl Iterator<Item = Spec> {
 
 #[test]
 fn predicted_bytes_are_the_counted_ones_with_one_token_and_with_four() {
+    cpu_only!();
     let mut cases = 0;
     for spec in specs() {
         for tokens in [1, 4] {
@@ -115,6 +119,7 @@ fn predicted_bytes_are_the_counted_ones_with_one_token_and_with_four() {
 
 #[test]
 fn predicted_bytes_hold_for_other_windows_schedules_steps_and_shapes() {
+    cpu_only!();
     for (window, t_max, keep, schedule, tokens) in [
         (16, 4, 3, REPLAYSSM_SCHEDULE_STAGGERED, 3),
         (16, 4, 0, REPLAYSSM_SCHEDULE_BY_POSITION, 4),
@@ -144,6 +149,7 @@ fn predicted_bytes_hold_for_other_windows_schedules_steps_and_shapes() {
 /// Where the work goes to several threads, a range's end cuts through the heads that share records: they are read twice then.
 #[test]
 fn predicted_bytes_hold_for_work_on_several_threads() {
+    cpu_only!();
     for family in FAMILIES {
         for readout in [REPLAYSSM_READOUT_HIGH, REPLAYSSM_READOUT_EXACT] {
             for (threads, slots) in [(3, 3), (3, 5), (7, 1), (2, 64), (1, 64)] {
@@ -185,6 +191,7 @@ fn predicted_bytes_hold_for_work_on_several_threads() {
 
 #[test]
 fn predicted_bytes_of_a_convolution_are_the_counted_ones() {
+    cpu_only!();
     let rig = Rig::new(Spec { t_max: 5, keep: 2, ..Spec::default() });
     for (io, channels, width, rows, tokens) in
         [(REPLAYSSM_BF16, 300, 4, 3, 1), (REPLAYSSM_F32, 128, 2, 2, 4), (REPLAYSSM_F16, 7, 3, 8, 5)]
@@ -226,6 +233,7 @@ fn predicted_bytes_of_a_convolution_are_the_counted_ones() {
 /// The reference shape of the README, whose row of the table this is: 0.64 states with HIGH.
 #[test]
 fn sentences_of_a_real_layer() {
+    cpu_only!();
     let rig = Rig::new(Spec {
         heads: 128,
         headdim: 64,

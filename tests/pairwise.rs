@@ -10,12 +10,15 @@
 
 mod common;
 
-use common::oracle::{Oracle, bound, delta_bound, relative};
+use common::oracle::{Oracle, limits, relative, unit};
 use common::{Rig, Rng, Row, Skip, Spec, Token, decode, hash};
 use replayssm::ffi::*;
 use replayssm::replay::numerics::{
     from_bf16, from_f16, rounding_words, to_bf16, to_bf16_stochastic, to_f16, to_f16_stochastic,
 };
+
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
 
 /// Options and their values; the first is what an option has in a family that does not know it.
 const OPTIONS: &[(&str, &[&str])] = &[
@@ -469,19 +472,9 @@ impl Run {
             let values = |bits: &[u32]| bits.iter().map(|&b| decode(s.out, b)).collect::<Vec<_>>();
             let got = values(out);
             if s.readout == REPLAYSSM_READOUT_HIGH || self.mixed() {
-                let window = &tokens[..=t];
-                let limits =
-                    if s.is_delta() { delta_bound(&s, &s0, window, &us) } else { bound(&s, params, &s0, window) };
                 let rounding = if self.mixed() && s.stochastic { 2.0 } else { 1.0 };
-                for (i, limit) in limits.iter().enumerate() {
-                    // The bound is in front of the gate; behind it come the gate's and the output's rounding.
-                    let slope = if s.gate && !s.is_delta() {
-                        let z = decode(s.io, token.z[i]);
-                        (z / (1.0 + (-z).exp())).abs()
-                    } else {
-                        1.0
-                    };
-                    let limit = rounding * limit * slope + unit(s.out) * gated[i].abs() + tiny(s.out);
+                let limits = limits(rounding, &s, params, &s0, &tokens[..=t], &us, &gated);
+                for (i, limit) in limits.into_iter().enumerate() {
                     let error = (got[i] - gated[i]).abs();
                     assert!(error <= limit, "output: {:.2} of the bound, plain {:.2e}", error / limit, plain[i]);
                 }
@@ -554,20 +547,6 @@ impl Run {
         }
         assert_eq!(self.rig.faults(false).bits, 0);
     }
-}
-
-/// Rounding an output, with a few fp32 roundings before it.
-fn unit(out: i32) -> f64 {
-    match out {
-        REPLAYSSM_BF16 => 2f64.powi(-8),
-        REPLAYSSM_F16 => 2f64.powi(-10),
-        _ => 2f64.powi(-20),
-    }
-}
-
-/// The same for the smallest values.
-fn tiny(out: i32) -> f64 {
-    if out == REPLAYSSM_F16 { 2f64.powi(-24) } else { 0.0 }
 }
 
 fn drive(choice: &Choice) {

@@ -9,6 +9,9 @@ mod common;
 use common::{Rig, Rng, Row, Spec, Token};
 use replayssm::ffi::*;
 
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
+
 /// What the rule of folds says, written again from its definition.
 struct Model {
     window: i64,

@@ -17,6 +17,9 @@ use common::oracle::{self, Oracle, relative};
 use common::{Rig, Rng, Row, Skip, Spec, Token, decode, encode};
 use replayssm::ffi::*;
 
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
+
 /// Inputs of a run: the named generator, changed to make the outputs cancel or jump.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {

@@ -47,6 +47,7 @@ fn touched(body: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_voi
 
 #[test]
 fn a_call_needs_no_more_stack_than_the_header_says() {
+    cpu_only!();
     let before = touched(nothing, null_mut());
     let mut most = 0;
     let formats = [

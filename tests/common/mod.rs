@@ -3,6 +3,7 @@
 
 #![allow(dead_code, missing_docs, reason = "each test program uses a part of it")]
 
+pub mod device;
 pub mod every_call;
 pub mod oracle;
 
@@ -10,6 +11,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 
 use replayssm::ffi::*;
+
+use device::{fill, peek};
 
 /// SplitMix64: small, and the same everywhere.
 #[derive(Clone)]
@@ -234,8 +237,15 @@ pub struct Params {
     pub decay: Vec<f64>,
 }
 
+/// Values at addresses that a device can have: arrays on a thread's stack and constants are the host's alone.
+pub fn heap<T, const N: usize>(values: [T; N]) -> Vec<T> {
+    Vec::from(values)
+}
+
+/// A call was accepted; waits for its work.
 pub fn ok(status: i32) {
     assert_eq!(status, REPLAYSSM_OK, "{}", message());
+    device::sync();
 }
 
 pub fn message() -> String {
@@ -266,6 +276,8 @@ impl Row {
 pub type Outputs = Vec<Vec<Vec<u32>>>;
 
 pub struct Rig {
+    /// Of the context; [`REPLAYSSM_BACKEND_CUDA`] has no threads and no parts, so the spec has none either.
+    pub backend: i32,
     pub spec: Spec,
     pub params: Vec<Params>,
     pub context: *mut replayssm_context,
@@ -319,9 +331,15 @@ pub fn no_ids() -> replayssm_ids {
 }
 
 impl Rig {
+    /// On the backend that the tests are for.
     pub fn new(spec: Spec) -> Self {
-        let (mut context, mut slots) = (null_mut(), null_mut());
-        let c = desc!(replayssm_context_desc { n_threads: spec.threads, backend: REPLAYSSM_BACKEND_CPU });
+        Self::on_backend(device::backend(), spec).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// On a backend; the library's sentence if it cannot be had.
+    pub fn on_backend(backend: i32, spec: Spec) -> Result<Self, String> {
+        let context = device::context(backend, spec.threads)?;
+        let mut slots = null_mut();
         let s = desc!(replayssm_slots_desc {
             n_slots: spec.slots as i32,
             n_rings: spec.rings as i32,
@@ -330,20 +348,20 @@ impl Rig {
             min_rewind: spec.keep as i32,
             schedule: spec.schedule,
         });
-        // SAFETY: descriptors and out-parameters are locals.
-        unsafe {
-            ok(replayssm_context_create(&c, &mut context));
-            ok(replayssm_slots_create(context, &s, &mut slots));
-        }
-        Self::on(context, slots, spec)
+        // SAFETY: the descriptor and the out-parameter are locals.
+        ok(unsafe { replayssm_slots_create(context, &s, &mut slots) });
+        Ok(Self::on(backend, context, slots, spec))
     }
 
     /// Another pool on this one's slots.
     pub fn beside(&self, spec: Spec) -> Self {
-        Self::on(self.context, self.slots, spec)
+        Self::on(self.backend, self.context, self.slots, spec)
     }
 
-    fn on(context: *mut replayssm_context, slots: *mut replayssm_slots, spec: Spec) -> Self {
+    fn on(backend: i32, context: *mut replayssm_context, slots: *mut replayssm_slots, mut spec: Spec) -> Self {
+        if backend == REPLAYSSM_BACKEND_CUDA {
+            (spec.threads, spec.parts) = (1, 1);
+        }
         let mut rng = Rng(spec.seed ^ 0x5EED);
         let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
         let mut pool = null_mut();
@@ -365,7 +383,7 @@ impl Rig {
         }
         // SAFETY: the descriptor and the out-parameter are locals.
         ok(unsafe { replayssm_layers_create(slots, &p, null(), 0, &mut pool) });
-        let rig = Rig { spec, params, context, slots, pool };
+        let rig = Rig { backend, spec, params, context, slots, pool };
         rig.poison_rings();
         rig
     }
@@ -376,9 +394,7 @@ impl Rig {
         for c in self.components().iter().filter(|c| c.per_ring == 1) {
             for layer in 0..self.spec.layers {
                 for ring in 0..n {
-                    let at = c.base as i64 + layer as i64 * c.layer_stride_bytes + ring as i64 * c.slot_stride_bytes;
-                    // SAFETY: the component's memory belongs to this rig, and no call is running.
-                    unsafe { std::ptr::write_bytes(at as *mut u8, 0xFF, c.bytes as usize) };
+                    fill(address(c, layer, ring), 0xFF, c.bytes as usize);
                 }
             }
         }
@@ -388,12 +404,14 @@ impl Rig {
         components(self.pool)
     }
 
+    pub fn component(&self, kind: i32) -> replayssm_component {
+        *self.components().iter().find(|c| c.kind == kind).expect("the component")
+    }
+
     /// Bytes of one component's part.
-    pub fn part(&self, kind: i32, layer: usize, index: usize) -> &[u8] {
-        let c = *self.components().iter().find(|c| c.kind == kind).expect("the component");
-        let at = c.base as i64 + layer as i64 * c.layer_stride_bytes + index as i64 * c.slot_stride_bytes;
-        // SAFETY: the component's memory belongs to this rig, and no call is running.
-        unsafe { std::slice::from_raw_parts(at as *const u8, c.bytes as usize) }
+    pub fn part(&self, kind: i32, layer: usize, index: usize) -> Vec<u8> {
+        let c = self.component(kind);
+        peek(address(&c, layer, index), c.bytes as usize)
     }
 
     /// Tags of a slot's tiles.
@@ -435,7 +453,8 @@ impl Rig {
 
     pub fn commit_batch(&self, rows: &[Row], extend: bool, keep_tail: i32, counts: Option<&[i32]>) {
         let batch = BatchData::new(self, rows, extend, keep_tail);
-        let args = desc!(replayssm_commit_args { counts: counts.map_or(null(), <[i32]>::as_ptr) });
+        let counts = counts.map(<[i32]>::to_vec);
+        let args = desc!(replayssm_commit_args { counts: counts.as_ref().map_or(null(), |counts| counts.as_ptr()) });
         self.in_parts(|exec| {
             // SAFETY: everything lives until the call returns.
             unsafe { replayssm_commit(self.slots, &batch.desc(), &args, exec) }
@@ -483,6 +502,7 @@ impl Rig {
     }
 
     pub fn import(&self, layer: usize, slot: usize, ring: usize, position: Option<i64>, state: &[u32]) {
+        let state = state.to_vec();
         let (slot, ring) = ([slot as i64], [ring as i64]);
         let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         let src = desc!(replayssm_state {
@@ -499,10 +519,10 @@ impl Rig {
     pub fn rewind(&self, slot: usize, ring: usize, n: i32) -> bool {
         let (slot, ring) = ([slot as i64], [ring as i64]);
         let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
-        let mut done = -1;
+        let mut done = Box::new(-1);
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_rewind(self.slots, &list, &n, &mut done, null()) });
-        done == 1
+        ok(unsafe { replayssm_rewind(self.slots, &list, &n, &mut *done, null()) });
+        *done == 1
     }
 
     pub fn cursor(&self, ring: usize) -> replayssm_cursor {
@@ -511,10 +531,10 @@ impl Rig {
         let slot = [0i64];
         let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ids) });
         // SAFETY: a cursor is plain data.
-        let mut cursor = unsafe { std::mem::zeroed() };
+        let mut cursor: Box<replayssm_cursor> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_read_cursors(self.slots, &list, &mut cursor, null()) });
-        cursor
+        ok(unsafe { replayssm_read_cursors(self.slots, &list, &mut *cursor, null()) });
+        *cursor
     }
 
     pub fn faults(&self, clear: bool) -> replayssm_report {
@@ -530,6 +550,11 @@ impl Rig {
         ok(unsafe { replayssm_stats_read(self.slots, &mut stats) });
         stats
     }
+}
+
+/// Where a component's part of a layer and a slot (or ring) begins.
+pub fn address(c: &replayssm_component, layer: usize, index: usize) -> usize {
+    (c.base as i64 + layer as i64 * c.layer_stride_bytes + index as i64 * c.slot_stride_bytes) as usize
 }
 
 pub fn components(pool: *const replayssm_layers) -> Vec<replayssm_component> {

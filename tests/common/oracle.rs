@@ -1,7 +1,9 @@
 //! The recurrences in fp64, written from the formulas alone: nothing of the library is used.
 
 use super::{Params, Skip, Spec, Token, decode};
-use replayssm::ffi::{REPLAYSSM_F32, REPLAYSSM_GATE_LOG_DECAY, REPLAYSSM_GATE_LOWER_BOUND};
+use replayssm::ffi::{
+    REPLAYSSM_BF16, REPLAYSSM_F16, REPLAYSSM_F32, REPLAYSSM_GATE_LOG_DECAY, REPLAYSSM_GATE_LOWER_BOUND,
+};
 
 pub struct Oracle {
     spec: Spec,
@@ -159,6 +161,44 @@ pub fn delta_bound(spec: &Spec, s0: &[f64], tokens: &[Token], us: &[Vec<f64>]) -
             vec![bound + 1e-30; spec.headdim]
         })
         .collect()
+}
+
+/// Rounding an output, with a few fp32 roundings before it.
+pub fn unit(out: i32) -> f64 {
+    match out {
+        REPLAYSSM_BF16 => 2f64.powi(-8),
+        REPLAYSSM_F16 => 2f64.powi(-10),
+        _ => 2f64.powi(-20),
+    }
+}
+
+/// The same for the smallest values.
+fn tiny(out: i32) -> f64 {
+    if out == REPLAYSSM_F16 { 2f64.powi(-24) } else { 0.0 }
+}
+
+/// `factor` times the HIGH bound of the last token of `tokens`, which start at the checkpoint `s0`, as its outputs are stored: behind the
+/// gate, with the gate's and the output's rounding. `gated` is that token's output in fp64, `us` are the tokens' u's.
+pub fn limits(
+    factor: f64,
+    spec: &Spec,
+    params: &Params,
+    s0: &[f64],
+    tokens: &[Token],
+    us: &[Vec<f64>],
+    gated: &[f64],
+) -> Vec<f64> {
+    let bounds = if spec.is_delta() { delta_bound(spec, s0, tokens, us) } else { bound(spec, params, s0, tokens) };
+    let last = tokens.last().unwrap();
+    let slope = |i: usize| {
+        let z = decode(spec.io, last.z[i]);
+        if spec.gate { (z / (1.0 + (-z).exp())).abs() } else { 1.0 }
+    };
+    let limit = |(i, bound): (usize, f64)| {
+        let slope = if spec.is_delta() { 1.0 } else { slope(i) };
+        factor * bound * slope + unit(spec.out) * gated[i].abs() + tiny(spec.out)
+    };
+    bounds.into_iter().enumerate().map(limit).collect()
 }
 
 /// The HIGH bound of the last token of `tokens`, which start at the checkpoint `s0`.

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Runs the tests on the CUDA backend, on a machine with a GPU: the same programs as on the CPU, and the comparison of both backends.
+#
+#   tests/gpu/run.sh                      builds the programs with cargo and runs them
+#   tests/gpu/run.sh FOLDER               runs programs that lie there already, as tests/gpu/pack.sh packs them; needs no cargo
+#   tests/gpu/run.sh [FOLDER] NAME...     only these programs
+#   tests/gpu/run.sh --sanitize TOOL ...  the comparison alone, of a few models, under compute-sanitizer: memcheck, racecheck, initcheck,
+#                                         synccheck
+#
+# Prints a table last: tests that passed, failed and were skipped, seconds. Logs lie in OUT (build/gpu). The status is 0 if no test failed.
+#
+#   LIMIT=seconds       a program's time, 600 by default
+#   REPLAYSSM_ACROSS=n  models of the comparison: all by default, 3 random and 3 named ones under the sanitizer
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+all="across cases delta_cases conv1d exactness readout pairwise position_model"
+limit=${LIMIT:-600}
+
+fail() {
+  echo "$1" >&2
+  exit 2
+}
+
+tool=
+if [ "${1:-}" = --sanitize ]; then
+  tool=${2:-}
+  case $tool in memcheck | racecheck | initcheck | synccheck) ;; *) fail "--sanitize takes memcheck, racecheck, initcheck or synccheck" ;; esac
+  shift 2
+fi
+folder=
+if [ -d "${1:-}" ]; then
+  folder=$(cd "$1" && pwd)
+  shift
+fi
+programs=${*:-$all}
+[ -z "$tool" ] || programs=across
+
+out=${OUT:-build/gpu}
+if [ -z "$folder" ]; then
+  cd "$here/../.." || exit 2
+  mkdir -p "$out" && out=$(cd "$out" && pwd)
+  folder=$out/programs
+  cargo=${CARGO:-cargo}
+  command -v "$cargo" >/dev/null || fail "no cargo: name a folder of programs, as tests/gpu/pack.sh makes it"
+  mkdir -p "$folder"
+  # shellcheck disable=SC2046,SC2086 # a word for each program
+  "$cargo" test --locked --no-run --message-format=json-render-diagnostics $(printf -- '--test %s ' $programs) | python3 -c '
+import json, os, sys
+for message in map(json.loads, sys.stdin):
+    if message.get("executable") and message["profile"]["test"]:
+        link = os.path.join(sys.argv[1], message["target"]["name"])
+        if os.path.lexists(link):
+            os.remove(link)
+        os.symlink(message["executable"], link)' "$folder" || fail "the programs were not built"
+fi
+mkdir -p "$out" && out=$(cd "$out" && pwd)
+
+sanitizer=
+if [ -n "$tool" ]; then
+  for path in "${COMPUTE_SANITIZER:-}" "$(command -v compute-sanitizer)" /usr/local/cuda*/bin/compute-sanitizer; do
+    [ -x "$path" ] && sanitizer=$path && break
+  done
+  [ -n "$sanitizer" ] || fail "compute-sanitizer is not installed; COMPUTE_SANITIZER may name it"
+  export REPLAYSSM_ACROSS=${REPLAYSSM_ACROSS:-3}
+fi
+
+table=
+failures=0
+for name in $programs; do
+  program=$folder/$name log=$out/$name${tool:+-$tool}.log
+  [ -x "$program" ] || fail "$program is no program"
+  # The comparison makes rigs of both backends by itself.
+  backend=cuda
+  [ "$name" != across ] || backend=cpu
+  set -- "$program" --show-output
+  [ -z "$tool" ] || set -- "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --show-output --test-threads=1 cuda_equals
+  echo "     Running $name"
+  start=$SECONDS
+  REPLAYSSM_TEST_BACKEND=$backend timeout --kill-after=10 "$limit" "$@" </dev/null >"$log" 2>&1
+  status=$?
+  seconds=$((SECONDS - start))
+  # A test that prints "skipped: " counts as skipped. Its name may be followed by what the test printed.
+  ok=$(grep -c '^test .* \.\.\. ok' "$log")
+  failed=$(grep -c '^test .* \.\.\. FAILED' "$log")
+  skipped=$(grep -c '^skipped: ' "$log")
+  [ "$skipped" -le "$ok" ] || skipped=$ok
+  note=
+  if [ "$status" != 0 ] && [ "$failed" = 0 ]; then
+    failed=1
+    case $status in 124 | 137) note="ran longer than $limit s" ;; 9) note="the sanitizer found something" ;; *) note="ended with status $status" ;; esac
+    tail -20 "$log"
+  elif [ "$failed" != 0 ]; then
+    # What failing tests printed, and the names.
+    awk '/^failures:$/ { failures = 1 } failures' "$log" | head -60
+  elif [ "$ok" = 0 ]; then
+    failed=1 note="ran no test"
+  fi
+  failures=$((failures + failed))
+  table+=$(printf '%-24s %7d %7d %8d %8d  %s' "$name${tool:+ ($tool)}" $((ok - skipped)) "$failed" "$skipped" "$seconds" "$note")$'\n'
+done
+
+echo
+grep -hE '^skipped: ' "$out"/*.log | sort -u
+echo
+printf '%-24s %7s %7s %8s %8s\n' program passed failed skipped seconds
+printf '%s' "$table"
+[ "$failures" = 0 ]
