@@ -101,15 +101,17 @@ DEVICE void prefetch_checkpoint(const Slots &slots, const Batch &batch, const Pl
   }
 }
 
-// Begins an item. False: there is nothing to do (and null rows are dealt with).
-DEVICE bool begin(const Slots &slots, const Batch &batch, const Place &place, const State &s, const Tensor &out, i64 item) {
+// Begins an item. False: there is nothing to do (and null rows are dealt with). A second launch of a call is quiet: the first has dealt with
+// null rows and faults.
+DEVICE bool begin(const Slots &slots, const Batch &batch, const Place &place, const State &s, const Tensor &out, i64 item,
+                  bool quiet = false) {
   Work &w = work();
   __syncthreads();
   if (threadIdx.x == 0) {
     w.part = (i32)(item % s.parts);
     w.head = (i32)(item / s.parts % s.heads);
     w.row = item / s.parts / s.heads;
-    Row row = resolve(slots, batch, w.row, place, w.head == 0 && w.part == 0);
+    Row row = resolve(slots, batch, w.row, place, !quiet && w.head == 0 && w.part == 0);
     w.slot = row.slot;
     w.ring = row.ring;
     w.span = row.span;
@@ -123,7 +125,7 @@ DEVICE bool begin(const Slots &slots, const Batch &batch, const Place &place, co
     }
   }
   __syncthreads();
-  if (!w.live && !batch.keep_null_outputs) zero_outputs(out, s);
+  if (!w.live && !quiet && !batch.keep_null_outputs) zero_outputs(out, s);
   return w.live && w.span.len > 0;
 }
 

@@ -3,7 +3,7 @@
 //
 // A family is a struct with
 //   Params                                      the parameters of its kernels
-//   stage(p, first, n)                          brings records base + first .. of the block to shared memory
+//   stage(p, n)                                 brings n records from base on to shared memory
 //   take_in(tile, p, i, half)                   takes record i of those into a tile
 //   record_bytes(p)                             of all heads
 #pragma once
@@ -95,21 +95,27 @@ DEVICE bool begin_export(const Slots &slots, const List &list, const Place &plac
 
 template <typename Family, i32 FORMAT, i32 NC, i32 H>
 DEVICE void export_item(const typename Family::Params &p, const List &list, const StateTensor &dst, i64 index) {
-  const Work &w = work();
+  Work &w = work();
 #pragma unroll 1
   for (i32 half = 0; half < 2; half += H) {
     Lane lane = lane_of(threadIdx.x);
     Tile<NC, H> tile;
     load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, false);
+    __syncthreads();
+    if (threadIdx.x == 0) w.base = w.oldest;
+    // base is the first of the chunk at hand.
 #pragma unroll 1
-    for (i64 first = 0; w.base + first < w.last_stop; first += CHUNK) {
-      i32 n = (i32)min((i64)CHUNK, w.last_stop - w.base - first);
+    while (true) {
       __syncthreads();
-      Family::stage(p, first, n);
+      if (w.base >= w.last_stop) break;
+      i32 n = (i32)min((i64)CHUNK, w.last_stop - w.base);
+      Family::stage(p, n);
       __syncthreads();
 #pragma unroll 1
       for (i32 i = 0; i < n; i++)
-        if (w.base + first + i >= w.tag[warp_of()]) Family::take_in(tile, p, i, half);
+        if (w.base + i >= w.tag[warp_of()]) Family::take_in(tile, p, i, half);
+      __syncthreads();
+      if (threadIdx.x == 0) w.base += CHUNK;
     }
     store_dense(tile, dst, checkpoint_of(p.state, p.place.layer), p.state.columns, w.row, index, w.head, lane, half);
   }

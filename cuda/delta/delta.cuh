@@ -450,7 +450,7 @@ DEVICE void serial_item(const DeltaParams &p, i64 item) {
 template <bool IS_KDA, i32 NC>
 DEVICE void tail_item(const DeltaParams &p, i64 item) {
   const Work &w = work();
-  if (!begin(p.slots, p.batch, p.place, p.state, p.out, item)) return;
+  if (!begin(p.slots, p.batch, p.place, p.state, p.out, item, true)) return;
   i64 from = w.span.len - min(p.batch.keep_tail, w.span.len);
   Checkpoint c = checkpoint_of(p.state, p.place.layer, w.slot, w.head, w.part * p.state.warps, 0);
   if (*c.tag == w.position + from) write_records<IS_KDA, NC>(p, from);

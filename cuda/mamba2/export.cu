@@ -6,9 +6,9 @@
 struct Mamba2Family {
   typedef Mamba2Params Params;
 
-  static DEVICE void stage(const Params &p, i64 first, i32 n) {
-    mamba2::stage_rows(p, mamba2::AT_B, mamba2::AT_X, first, n);
-    mamba2::stage_decays(p, first, n);
+  static DEVICE void stage(const Params &p, i32 n) {
+    mamba2::stage_rows(p, mamba2::AT_B, mamba2::AT_X, 0, n);
+    mamba2::stage_decays(p, 0, n);
   }
 
   template <i32 NC, i32 H>

@@ -234,7 +234,7 @@ DEVICE void serial_item(const Mamba2Params &p, i64 item) {
 // The tail of an extend, once all of its folds are done: tags tell where they were.
 DEVICE void tail_item(const Mamba2Params &p, i64 item) {
   const Work &w = work();
-  if (!begin(p.slots, p.batch, p.place, p.state, p.out, item)) return;
+  if (!begin(p.slots, p.batch, p.place, p.state, p.out, item, true)) return;
   i64 from = w.span.len - min(p.batch.keep_tail, w.span.len);
   Checkpoint c = checkpoint_of(p.state, p.place.layer, w.slot, w.head, w.part * p.state.warps, 0);
   if (*c.tag == w.position + from) write_records(p, from);
