@@ -272,6 +272,7 @@ impl Layers {
     /// Allocates a pool's memory, or takes what is lent. Owned memory is zero: an empty state at position 0.
     pub fn create(slots: Arc<Slots>, config: PoolConfig, lent: &[Lent]) -> Result<Arc<Self>> {
         let layouts = components(&slots.view.config, &config)?;
+        slots.backend().prepare(&slots.view.config, Some(&config))?;
         let mut memory = Vec::new();
         let mut owned = 0;
         let mut views = Vec::new();
