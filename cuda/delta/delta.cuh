@@ -1,18 +1,20 @@
-// Gated DeltaNet and Kimi Delta Attention: step and extend of one layer. The serial arithmetic is that of src/replay/step.rs, operation by
-// operation; the parallel one promises bounds.
+// Gated DeltaNet and Kimi Delta Attention: step and extend of one layer. The serial arithmetic is that of src/replay/step.rs, operation
+// by operation; the parallel one promises bounds.
 //
 //   serial    kh = k rk, u = beta (v - S' . kh), S = fma(u, kh, S'), o = scale (S . qh)      fold, extend and the EXACT readout
 //   parallel  u_t = beta_t (v_t - S0 (e^{G_t} kh_t) - sum_{j<t} u_j (e^{G(j,t)} kh_j) . kh_t)
 //             o_t = scale (S0 (e^{G_t} qh_t) + sum_{j<=t} u_j (e^{G(j,t)} kh_j) . qh_t)        FULL and HIGH
 //
-// G(j,t) is a sum of the log decays between the two tokens; for KDA per column. In the parallel form of KDA, keys of history carry what they
-// decay up to the committed position, keys and queries of the step what they decay from there, and the checkpoint what all of its history does.
+// G(j,t) is a sum of the log decays between the two tokens; for KDA per column. In the parallel form of KDA, keys of history carry what
+// they decay up to the committed position, keys and queries of the step what they decay from there, and the checkpoint what all of its
+// history does.
 #pragma once
 #include "../common/block.cuh"
 
 namespace delta {
 
-// Arrays in shared memory. Rows of columns have shared.columns floats, rows of channels shared.channels. "tokens" is the launch's max_tokens.
+// Arrays in shared memory. Rows of columns have shared.columns floats, rows of channels shared.channels; tokens is max_tokens of the
+// launch.
 enum : i32 {
   AT_K = 0,           // [CHUNK] of columns: keys. Parallel, KDA: also [MAX_WARPS], what checkpoints decay by
   AT_V = 1,           // [CHUNK] of channels: v, then u in its place. Parallel: also u of history
@@ -144,11 +146,18 @@ DEVICE void stage_key(const DeltaParams &p, float *to, const char *from, const f
   }
 }
 
+// Whether there is a token at a position, rather than a record. Where only the one or the other can be, the rest is not compiled.
+enum Rows : i32 { RECORDS, OWN, BOTH };
+template <Rows ROWS>
+DEVICE bool is_own(i64 at) {
+  return ROWS == OWN || (ROWS == BOTH && at >= work().position);
+}
+
 // Key of the record or token at a position.
-template <i32 NC>
+template <Rows ROWS, i32 NC>
 DEVICE void stage_k(const DeltaParams &p, float *to, i64 at) {
   const Work &w = work();
-  bool own = at >= w.position;
+  bool own = is_own<ROWS>(at);
   stage_key<NC>(p, to, own ? span_at(w.span, p.k, at - w.position, key_head(p)) : k_at(p, at), own ? nullptr : norm_at(p, at));
 }
 
@@ -170,10 +179,11 @@ DEVICE void stage_channels(const DeltaParams &p, float *to, const char *from, i3
 }
 
 // Values of the record or token at a position.
+template <Rows ROWS>
 DEVICE void stage_v(const DeltaParams &p, float *to, i64 at) {
   const Work &w = work();
-  const char *from = at < w.position ? v_at(p, at)
-                                     : span_at(w.span, p.v, at - w.position, w.head) + first_channel(p.state) * size_of(p.io);
+  const char *from = is_own<ROWS>(at) ? span_at(w.span, p.v, at - w.position, w.head) + first_channel(p.state) * size_of(p.io)
+                                      : v_at(p, at);
   stage_channels(p, to, from, p.io);
 }
 
@@ -197,11 +207,11 @@ DEVICE float token_g(const DeltaParams &p, i64 t) {
 }
 
 // KDA: log decays of the record or token at a position, a warp's work. Each lane writes, and may read back at once, its own columns.
-template <i32 NC>
+template <Rows ROWS, i32 NC>
 DEVICE void stage_g(const DeltaParams &p, float *to, i64 at) {
   const Work &w = work();
   i32 n = p.state.columns;
-  bool own = at >= w.position;
+  bool own = is_own<ROWS>(at);
   float v[NC];
   load_lanes(v, own ? span_at(w.span, p.g, at - w.position, w.head) : (const char *)g_at(p, at, n), own ? p.g.dtype : (i32)F32, n);
   if (own && p.dt_bias.data) {
@@ -220,10 +230,10 @@ DEVICE void stage_g(const DeltaParams &p, float *to, i64 at) {
 }
 
 // KDA: factors of the decays in front of the record or token at a position, a warp's work.
-template <i32 NC>
+template <Rows ROWS, i32 NC>
 DEVICE void stage_column_decays(const DeltaParams &p, i32 row, i64 at) {
   float *to = columns(p, AT_DECAYS, row);
-  stage_g<NC>(p, to, at);
+  stage_g<ROWS, NC>(p, to, at);
 #pragma unroll 1
   for (i32 j = 0; j < blocks_of(p.state); j++) {
     i32 i = WARP * j + lane_index();
@@ -241,10 +251,10 @@ DEVICE float token_beta(const DeltaParams &p, i64 t) {
 }
 
 // Update strength of the record or token at a position; GDN: and its log decay.
-template <bool IS_KDA>
+template <Rows ROWS, bool IS_KDA>
 DEVICE Gates gates_of(const DeltaParams &p, i64 at) {
   const Work &w = work();
-  bool own = at >= w.position;
+  bool own = is_own<ROWS>(at);
   Gates g = {};
   g.beta = own ? token_beta(p, at - w.position) : *beta_at(p, at);
   if (!IS_KDA) g.g = own ? token_g(p, at - w.position) : *g_at(p, at, 1);
@@ -252,18 +262,18 @@ DEVICE Gates gates_of(const DeltaParams &p, i64 at) {
 }
 
 // What the serial form needs of n records and tokens from base on.
-template <bool IS_KDA, i32 NC>
+template <Rows ROWS, bool IS_KDA, i32 NC>
 DEVICE void stage_rows(const DeltaParams &p, i32 n) {
   i64 at = work().base;
 #pragma unroll 1
   for (i32 i = warp_of(); i < n; i += warps_of()) {
-    stage_k<NC>(p, columns(p, AT_K, i), at + i);
-    stage_v(p, channels(p, AT_V, i), at + i);
-    if (IS_KDA) stage_column_decays<NC>(p, i, at + i);
+    stage_k<ROWS, NC>(p, columns(p, AT_K, i), at + i);
+    stage_v<ROWS>(p, channels(p, AT_V, i), at + i);
+    if (IS_KDA) stage_column_decays<ROWS, NC>(p, i, at + i);
   }
 #pragma unroll 1
   for (i32 i = threadIdx.x; i < n; i += blockDim.x) {
-    Gates g = gates_of<IS_KDA>(p, at + i);
+    Gates g = gates_of<ROWS, IS_KDA>(p, at + i);
     if (!IS_KDA) {
       Decay d = decay_of(g.g);
       g.factor = d.factor;
@@ -353,8 +363,8 @@ DEVICE void write_records(const DeltaParams &p, i64 from) {
   }
 }
 
-// What a row's step moves, counted once for all of its heads. The parallel form reads u of history that is not folded, and the checkpoint (its
-// high plane only if high) once for each block of tokens; what was just stored is not counted.
+// What a row's step moves, counted once for all of its heads. The parallel form reads u of history that is not folded, and the checkpoint
+// (its high plane only if high) once for each block of tokens; what was just stored is not counted.
 DEVICE void tally_row(const DeltaParams &p, bool is_kda, bool parallel, bool high, i64 recorded) {
   const Work &w = work();
   const State &s = p.state;
@@ -379,8 +389,8 @@ DEVICE void set_tag(const DeltaParams &p) {
   if (c.rows > 0 && lane_index() == 0 && w.stop[warp_of()] > w.tag[warp_of()]) *c.tag = w.stop[warp_of()];
 }
 
-// Stores what the serial form has put out for tokens in rows [own, n) of the chunk, of ROWS rows of the state; and u of steps and of an extend's
-// tail.
+// Stores what the serial form has put out for tokens in rows [own, n) of the chunk, of ROWS rows of the state; and u of steps and of an
+// extend's tail.
 template <i32 ROWS>
 DEVICE void put_out(const DeltaParams &p, i32 own, i32 n, i32 half) {
   const Work &w = work();
@@ -417,7 +427,7 @@ DEVICE void serial_item(const DeltaParams &p, i64 item) {
       i32 n = (i32)min((i64)CHUNK, w.position + w.span.len - w.base);
       // Tokens of the step begin here.
       i32 own = (i32)min(max(w.position - w.base, 0ll), (i64)n);
-      stage_rows<IS_KDA, NC>(p, n);
+      stage_rows<BOTH, IS_KDA, NC>(p, n);
 #pragma unroll 1
       for (i32 i = own + warp_of(); i < n; i += warps_of()) stage_q<NC>(p, columns(p, AT_Q, i), w.base + i - w.position);
       __syncthreads();
@@ -456,8 +466,8 @@ DEVICE void tail_item(const DeltaParams &p, i64 item) {
   if (*c.tag == w.position + from) write_records<IS_KDA, NC>(p, from);
 }
 
-// KDA: weights of the step's own tokens for tokens [block, block + n), a warp each, going back from the token. Then its key and query become what
-// history is to be multiplied with. The last warps begin: the first ones are at decay_keys.
+// KDA: weights of the step's own tokens for tokens [block, block + n), a warp each, going back from the token. Then its key and query
+// become what history is to be multiplied with. The last warps begin: the first ones are at decay_keys.
 template <i32 NC>
 DEVICE void weigh_own_columns(const DeltaParams &p, i32 block, i32 n) {
   i32 blocks = blocks_of(p.state), lane = lane_index();
@@ -495,8 +505,8 @@ DEVICE void weigh_own_columns(const DeltaParams &p, i32 block, i32 n) {
   }
 }
 
-// KDA: keys of a chunk of held records decay up to the committed position, a thread for each column. AT_NEWER has the log decays of all records
-// that are newer than the chunk, and takes in the chunk's.
+// KDA: keys of a chunk of held records decay up to the committed position, a thread for each column. AT_NEWER has the log decays of all
+// records that are newer than the chunk, and takes in the chunk's.
 DEVICE void decay_keys(const DeltaParams &p, i32 first, i32 held) {
   enum : i32 { AT_ONCE = 8 };
   i32 n = p.state.columns, rows = p.ring_rows;
@@ -526,8 +536,8 @@ DEVICE void decay_keys(const DeltaParams &p, i32 first, i32 held) {
   }
 }
 
-// KDA: what this warp's checkpoint decays by, column by column, up to the committed position. Where tiles stand at different positions, those
-// that are ahead of the oldest sum up their own.
+// KDA: what this warp's checkpoint decays by, column by column, up to the committed position. Where tiles stand at different positions,
+// those that are ahead of the oldest sum up their own. The chunks' keys are not needed any more.
 DEVICE float *stage_whole(const DeltaParams &p) {
   const Work &w = work();
   i32 n = p.state.columns;
@@ -582,8 +592,8 @@ DEVICE float2 dot_two(const float *a, const float *k, const float *q, i32 blocks
   return make_float2(with_k, sum_classes(d));
 }
 
-// Weights of the chunk's records, and (GDN) of the step's own tokens up to each one, for tokens [block, block + n): eight rows and a token at a
-// time. Barriers around it are the caller's.
+// Weights of the chunk's records, and (GDN) of the step's own tokens up to each one, for tokens [block, block + n): eight rows and a
+// token at a time. Barriers around it are the caller's.
 template <bool IS_KDA>
 DEVICE void weigh(const DeltaParams &p, i32 held, i32 own_rows, i32 block, i32 n) {
   Lane lane = lane_of(threadIdx.x);
@@ -610,8 +620,8 @@ DEVICE void weigh(const DeltaParams &p, i32 held, i32 own_rows, i32 block, i32 n
   }
 }
 
-// Adds to predictions and outputs of n tokens what they see of u in rows [from, to) of a chunk; begins with zeros if is_first. A lane has its rows
-// of tokens quad and quad + 4, alone.
+// Adds to predictions and outputs of n tokens what they see of u in rows [from, to) of a chunk; begins with zeros if is_first. A lane has
+// its rows of tokens quad and quad + 4, alone.
 template <i32 H>
 DEVICE void add_weighted(const DeltaParams &p, i32 channel, i32 from, i32 to, i32 n, bool is_first) {
   i32 quad = threadIdx.x % 4;
@@ -698,7 +708,8 @@ DEVICE void prefetch_tile(const State &s, const Checkpoint &c, bool high_only) {
 #pragma unroll 1
   for (i32 i = lane_index() * LINE; i < bytes; i += WARP * LINE) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
-    if (FORMAT == FORMAT_SPLIT32 && !high_only) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i + (i64)s.rows * s.columns * 2));
+    if (FORMAT == FORMAT_SPLIT32 && !high_only)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i + (i64)s.rows * s.columns * 2));
   }
 }
 
@@ -708,24 +719,24 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
   Work &w = work();
   if (!begin(p.slots, p.batch, p.place, p.state, p.out, item)) return;
   if (!begin_tiles(p.slots, p.batch, p.place, p.state, p.out, false)) return;
-  i32 len = (i32)w.span.len;
 
   // The step's own tokens.
 #pragma unroll 1
-  for (i32 t = warp_of(); t < len; t += warps_of()) {
-    stage_k<NC>(p, columns(p, AT_OWN_K, t), w.position + t);
-    stage_v(p, channels(p, AT_OWN_U, t), w.position + t);
-    if (IS_KDA) stage_g<NC>(p, columns(p, AT_OWN_G, t), w.position + t);
+  for (i32 t = warp_of(); t < (i32)w.span.len; t += warps_of()) {
+    stage_k<OWN, NC>(p, columns(p, AT_OWN_K, t), w.position + t);
+    stage_v<OWN>(p, channels(p, AT_OWN_U, t), w.position + t);
+    if (IS_KDA) stage_g<OWN, NC>(p, columns(p, AT_OWN_G, t), w.position + t);
   }
 #pragma unroll 1
-  for (i32 t = threadIdx.x; t < len; t += blockDim.x) gates(p, AT_OWN_GATES)[t] = gates_of<IS_KDA>(p, w.position + t);
+  for (i32 t = threadIdx.x; t < (i32)w.span.len; t += blockDim.x)
+    gates(p, AT_OWN_GATES)[t] = gates_of<OWN, IS_KDA>(p, w.position + t);
 
 #pragma unroll 1
   for (i32 half = 0; half < 2; half += H) {
     Lane lane = lane_of(threadIdx.x);
-    bool folds = w.stop[warp_of()] > w.tag[warp_of()];
     // Registers are not enough for the tile and all of a readout: it is loaded once more when it is needed.
-    if (!folds && half == 0) prefetch_tile<FORMAT>(p.state, checkpoint_of(p.state, p.place.layer), HIGH);
+    if (half == 0 && w.stop[warp_of()] == w.tag[warp_of()])
+      prefetch_tile<FORMAT>(p.state, checkpoint_of(p.state, p.place.layer), HIGH);
     if (w.last_stop > w.oldest) {
       Tile<NC, H> tile;
       load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, false);
@@ -736,7 +747,7 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
         __syncthreads();
         if (w.base >= w.last_stop) break;
         i32 n = (i32)min((i64)CHUNK, w.last_stop - w.base);
-        stage_rows<IS_KDA, NC>(p, n);
+        stage_rows<RECORDS, IS_KDA, NC>(p, n);
         __syncthreads();
 #pragma unroll 1
         for (i32 i = 0; i < n; i++) {
@@ -746,15 +757,15 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
         __syncthreads();
         if (threadIdx.x == 0) w.base += CHUNK;
       }
-      if (folds)
+      if (w.stop[warp_of()] > w.tag[warp_of()])
         store_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, w.stop[warp_of()]);
     }
 
     // Readouts, a few tokens at a time.
     i32 channel = warp_of() * TILE + 8 * half + lane.group;
 #pragma unroll 1
-    for (i32 block = 0; block < len; block += TOKENS) {
-      i32 n = min(len - block, (i32)TOKENS);
+    for (i32 block = 0; block < (i32)w.span.len; block += TOKENS) {
+      i32 n = min((i32)w.span.len - block, (i32)TOKENS);
       __syncthreads();
       if (threadIdx.x == 0) w.base = w.first_stop;
 #pragma unroll 1
@@ -773,7 +784,7 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
 #pragma unroll 1
         for (i32 i = warp_of(); i < held; i += warps_of()) {
           i64 at = w.base + first + i;
-          stage_k<NC>(p, columns(p, AT_K, i), at);
+          stage_k<RECORDS, NC>(p, columns(p, AT_K, i), at);
           stage_channels(p, channels(p, AT_V, i), u_at(p, at), p.u_dtype);
         }
         if (!IS_KDA)
@@ -819,7 +830,7 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
   }
   set_tag(p);
   write_records<IS_KDA, NC>(p, 0);
-  tally_row(p, IS_KDA, true, HIGH, len);
+  tally_row(p, IS_KDA, true, HIGH, w.span.len);
 }
 
 // The item of this launch that this block does next. Nobody keeps the last one's number in registers.
