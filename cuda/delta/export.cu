@@ -7,7 +7,7 @@ struct DeltaFamily {
   typedef DeltaParams Params;
 
   // Records are staged from work().base on, which the caller has moved.
-  static DEVICE void stage(const Params &p, i32 n) { delta::stage_rows<INSTANCE_KDA, INSTANCE_COLUMNS / BLOCK>(p, n); }
+  static DEVICE void stage(const Params &p, i32 n) { delta::stage_rows<delta::RECORDS, INSTANCE_KDA, INSTANCE_COLUMNS / BLOCK>(p, n); }
 
   template <i32 NC, i32 H>
   static DEVICE void take_in(Tile<NC, H> &t, const Params &p, i32 i, i32 half) {

@@ -3,7 +3,9 @@
 use super::Cuda;
 use super::instances::{Key, Work};
 use super::mamba2::{CHUNK, TOKENS, columns_of, number_of};
-use super::params::{Batch, Carve, Component, DeltaExportParams, DeltaParams, List, Place, Slots, State, StateTensor, Tensor};
+use super::params::{
+    Batch, Carve, Component, DeltaExportParams, DeltaParams, List, Place, Slots, State, StateTensor, Tensor,
+};
 use crate::error::{Error, Result};
 use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout, SlotsConfig};
 use crate::replay::launch::{self, DeltaArgs, Exec, Gate, Mode, PoolView, SlotsView};
@@ -154,7 +156,8 @@ pub(super) fn export(
     let [_, _, key] = keys(&pool.config, dims);
     let carve = carve(&state, dims.kind == DeltaKind::Kda, 0);
     let family = DeltaParams { shared: carve.shared, ..params(slots, pool, dims, state, 0) };
-    let items = list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
+    let items =
+        list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let params = DeltaExportParams { family, list, dst };
     cuda.launch(key, exec, items, state.warps as u32 * 32, carve.bytes(), &params)
 }

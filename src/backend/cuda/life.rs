@@ -18,9 +18,7 @@ use crate::backend::cpu::raw;
 use crate::backend::cpu::rows::check_list;
 use crate::error::{Error, Result};
 use crate::replay::config::{Family, Format};
-use crate::replay::launch::{
-    self, Address, CommitArgs, Cursor, Exec, PoolView, ResetArgs, SlotsView, Where,
-};
+use crate::replay::launch::{self, Address, CommitArgs, Cursor, Exec, PoolView, ResetArgs, SlotsView, Where};
 use crate::replay::layout;
 use crate::replay::position::Convention;
 

@@ -151,7 +151,8 @@ pub(super) fn export(
         heads_per_group: dims.heads_per_group() as i32,
         ..Mamba2Params::default()
     };
-    let items = list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
+    let items =
+        list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let params = Mamba2ExportParams { family, list, dst };
     cuda.launch(key, exec, items, state.warps as u32 * 32, carve.bytes(), &params)
 }

@@ -389,8 +389,19 @@ macro_rules! params {
     ($($ty:ident),*) => { $(impl Params for $ty {})* };
 }
 params!(
-    Stats, Mamba2Params, DeltaParams, ConvParams, CommitParams, ResetParams, CursorParams, ImportParams, WindowParams,
-    Mamba2ExportParams, DeltaExportParams, RewindParams, ReadParams
+    Stats,
+    Mamba2Params,
+    DeltaParams,
+    ConvParams,
+    CommitParams,
+    ResetParams,
+    CursorParams,
+    ImportParams,
+    WindowParams,
+    Mamba2ExportParams,
+    DeltaExportParams,
+    RewindParams,
+    ReadParams
 );
 
 fn pointer(at: Option<Address>) -> u64 {
