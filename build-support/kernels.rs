@@ -90,7 +90,7 @@ fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) 
         for &arch in &archs {
             let mut options: Vec<String> = OPTIONS.iter().map(|o| (*o).to_owned()).collect();
             options.push(format!("--gpu-architecture=sm_{arch}"));
-            options.extend(key.defines().iter().map(|define| format!("-D{define}")));
+            options.extend(key.defines(arch).iter().map(|define| format!("-D{define}")));
             let mut hasher = DefaultHasher::new();
             (nvrtc.version, &source, &options).hash(&mut hasher);
             // Behind the hash: where the sources lie makes no difference.

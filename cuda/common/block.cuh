@@ -28,9 +28,10 @@ struct Work {
   i32 part;
   i32 live;
   i32 flush;
-  // Of each warp's tile: where its checkpoint stands, and where it will.
+  // Of each warp's tile: where its checkpoint stands, and where it will; where that is written, or null where nothing changes.
   i64 tag[MAX_WARPS];
   i64 stop[MAX_WARPS];
+  i64 *tag_at[MAX_WARPS];
   // Of all tiles: the oldest tag, the oldest and the newest stop.
   i64 oldest;
   i64 first_stop;
@@ -136,12 +137,14 @@ DEVICE bool begin_tiles(const Slots &slots, const Batch &batch, const Place &pla
   bool bad = false;
   if (lane_index() == 0) {
     bool exists = tile_of(s) < s.tiles;
-    i64 tag = exists ? *checkpoint_of(s, place.layer).tag : w.position;
+    i64 *tag_at = checkpoint_of(s, place.layer).tag, tag = exists ? *tag_at : w.position;
     bad = exists && !tag_is_valid(slots, w.position, tag);
     w.tag[warp_of()] = tag;
     i64 len = w.span.len;
-    w.stop[warp_of()] = extend ? w.position + len - min(batch.keep_tail, len)
-                               : tag + folds_of(slots, w.position, tag, len, w.flush_before, w.flush);
+    i64 stop = extend ? w.position + len - min(batch.keep_tail, len)
+                      : tag + folds_of(slots, w.position, tag, len, w.flush_before, w.flush);
+    w.stop[warp_of()] = stop;
+    w.tag_at[warp_of()] = exists && (stop > tag || (extend && batch.keep_tail > 0)) ? tag_at : nullptr;
   }
   if (__syncthreads_or(bad)) {
     if (threadIdx.x == 0) fault(slots, FAULT_POSITION, w.slot, w.row, place.pool, place.layer);
@@ -160,6 +163,27 @@ DEVICE bool begin_tiles(const Slots &slots, const Batch &batch, const Place &pla
   }
   __syncthreads();
   return true;
+}
+
+// Sets the tag of this warp's tile, once all of it is stored. An extend whose tail is to be kept leaves it pending: the complement of where
+// the checkpoint stands, until its second launch has written the tail.
+DEVICE void set_tag(const Batch &batch) {
+  const Work &w = work();
+  if (lane_index() == 0 && w.tag_at[warp_of()])
+    *w.tag_at[warp_of()] = batch.keep_tail > 0 ? ~w.stop[warp_of()] : w.stop[warp_of()];
+}
+
+// Whether the first launch of an extend has left a block's tiles pending.
+DEVICE bool is_pending(const State &s, const Place &place, i64 stop) {
+  Checkpoint c = checkpoint_of(s, place.layer);
+  return !__syncthreads_or(c.rows > 0 && *c.tag != ~stop);
+}
+
+// The tail is written.
+DEVICE void end_pending(const State &s, const Place &place, i64 stop) {
+  Checkpoint c = checkpoint_of(s, place.layer);
+  __syncthreads();
+  if (c.rows > 0 && lane_index() == 0) *c.tag = stop;
 }
 
 // A record in a ring: block (head or group) b of the record at a position.

@@ -150,7 +150,7 @@ struct State {
 };
 
 // What a call of a family is to do.
-enum : i32 { MODE_STEP = 0, MODE_EXTEND = 1, MODE_TAIL = 2 };
+enum : i32 { MODE_STEP = 0, MODE_EXTEND = 1 };
 
 // Offsets of a block's arrays in shared memory, in bytes, and lengths of their rows in floats. What each one holds stands with the
 // kernels that use it.

@@ -382,13 +382,6 @@ DEVICE void tally_row(const DeltaParams &p, bool is_kda, bool parallel, bool hig
         replayed * (keys + values) + kept * (keys + u), (u64)recorded * (keys + values + u));
 }
 
-// Sets the tag of this warp's tile, once all of it is stored.
-DEVICE void set_tag(const DeltaParams &p) {
-  const Work &w = work();
-  Checkpoint c = checkpoint_of(p.state, p.place.layer);
-  if (c.rows > 0 && lane_index() == 0 && w.stop[warp_of()] > w.tag[warp_of()]) *c.tag = w.stop[warp_of()];
-}
-
 // Stores what the serial form has put out for tokens in rows [own, n) of the chunk, of ROWS rows of the state; and u of steps and of an
 // extend's tail.
 template <i32 ROWS>
@@ -451,19 +444,20 @@ DEVICE void serial_item(const DeltaParams &p, i64 item) {
       if (threadIdx.x == 0) w.base += CHUNK;
     }
   }
-  set_tag(p);
+  set_tag(p.batch);
   if (!extend) write_records<IS_KDA, NC>(p, 0);
   tally_row(p, IS_KDA, false, false, extend ? min(p.batch.keep_tail, w.span.len) : w.span.len);
 }
 
-// The tail of an extend, once all of its folds are done: tags tell where they were. Its u is there already.
+// The tail of an extend, once all of its folds are done. Its u is there already.
 template <bool IS_KDA, i32 NC>
 DEVICE void tail_item(const DeltaParams &p, i64 item) {
   const Work &w = work();
   if (!begin(p.slots, p.batch, p.place, p.state, p.out, item, true)) return;
   i64 from = w.span.len - min(p.batch.keep_tail, w.span.len);
-  Checkpoint c = checkpoint_of(p.state, p.place.layer, w.slot, w.head, w.part * p.state.warps, 0);
-  if (*c.tag == w.position + from) write_records<IS_KDA, NC>(p, from);
+  if (!is_pending(p.state, p.place, w.position + from)) return;
+  write_records<IS_KDA, NC>(p, from);
+  end_pending(p.state, p.place, w.position + from);
 }
 
 // KDA: weights of the step's own tokens for tokens [block, block + n), a warp each, going back from the token. Then its key and query
@@ -828,7 +822,7 @@ DEVICE void parallel_item(const DeltaParams &p, i64 item) {
       substitute<H>(p, block, n, half);
     }
   }
-  set_tag(p);
+  set_tag(p.batch);
   write_records<IS_KDA, NC>(p, 0);
   tally_row(p, IS_KDA, true, HIGH, w.span.len);
 }
@@ -845,11 +839,15 @@ DEVICE void serial(const DeltaParams &p) {
   wait_for_dependency();
 #pragma unroll 1
   for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i = next_item(p)) {
-    if (p.mode == MODE_TAIL)
-      tail_item<IS_KDA, NC>(p, i);
-    else
-      serial_item<FORMAT, IS_KDA, NC, H>(p, i);
+    serial_item<FORMAT, IS_KDA, NC, H>(p, i);
   }
+}
+
+template <bool IS_KDA, i32 NC>
+DEVICE void tail(const DeltaParams &p) {
+  wait_for_dependency();
+#pragma unroll 1
+  for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i = next_item(p)) tail_item<IS_KDA, NC>(p, i);
 }
 
 template <i32 FORMAT, bool HIGH, bool IS_KDA, i32 NC, i32 H>

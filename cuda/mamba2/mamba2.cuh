@@ -170,13 +170,6 @@ DEVICE void tally_row(const Mamba2Params &p, bool flushed, i64 recorded, bool hi
         (u64)(w.position - w.oldest) * record, (u64)recorded * record);
 }
 
-// Sets the tag of this warp's tile, once all of it is stored.
-DEVICE void set_tag(const Mamba2Params &p) {
-  const Work &w = work();
-  Checkpoint c = checkpoint_of(p.state, p.place.layer);
-  if (c.rows > 0 && lane_index() == 0 && w.stop[warp_of()] > w.tag[warp_of()]) *c.tag = w.stop[warp_of()];
-}
-
 // History and tokens one by one.
 template <i32 FORMAT, i32 NC, i32 H>
 DEVICE void serial_item(const Mamba2Params &p, i64 item) {
@@ -226,18 +219,19 @@ DEVICE void serial_item(const Mamba2Params &p, i64 item) {
       }
     }
   }
-  set_tag(p);
+  set_tag(p.batch);
   if (!extend) write_records(p, 0);
   tally_row(p, !extend, extend ? min(p.batch.keep_tail, w.span.len) : w.span.len, false);
 }
 
-// The tail of an extend, once all of its folds are done: tags tell where they were.
+// The tail of an extend, once all of its folds are done.
 DEVICE void tail_item(const Mamba2Params &p, i64 item) {
   const Work &w = work();
   if (!begin(p.slots, p.batch, p.place, p.state, p.out, item, true)) return;
   i64 from = w.span.len - min(p.batch.keep_tail, w.span.len);
-  Checkpoint c = checkpoint_of(p.state, p.place.layer, w.slot, w.head, w.part * p.state.warps, 0);
-  if (*c.tag == w.position + from) write_records(p, from);
+  if (!is_pending(p.state, p.place, w.position + from)) return;
+  write_records(p, from);
+  end_pending(p.state, p.place, w.position + from);
 }
 
 // Weights of the chunk's records, and of the step's own tokens up to each one, for tokens [block, block + n): eight rows and a token at a
@@ -392,7 +386,7 @@ DEVICE void parallel_item(const Mamba2Params &p, i64 item) {
       }
     }
   }
-  set_tag(p);
+  set_tag(p.batch);
   write_records(p, 0);
   tally_row(p, true, len, HIGH);
 }
@@ -404,11 +398,14 @@ DEVICE void serial(const Mamba2Params &p) {
   wait_for_dependency();
 #pragma unroll 1
   for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i += gridDim.x) {
-    if (p.mode == MODE_TAIL)
-      tail_item(p, i);
-    else
-      serial_item<FORMAT, NC, H>(p, i);
+    serial_item<FORMAT, NC, H>(p, i);
   }
+}
+
+DEVICE void tail(const Mamba2Params &p) {
+  wait_for_dependency();
+#pragma unroll 1
+  for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i += gridDim.x) tail_item(p, i);
 }
 
 template <i32 FORMAT, bool HIGH, i32 NC, i32 H>

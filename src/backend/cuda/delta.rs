@@ -13,12 +13,13 @@ use crate::replay::layout;
 use crate::replay::plan::MAX_PARALLEL;
 use crate::replay::position::Rule;
 
-/// Of the serial form, of the parallel one, and of exports.
-fn keys(pool: &PoolConfig, dims: &DeltaDims) -> [Key; 3] {
+/// Of the serial form, of the parallel one, of tails and of exports.
+fn keys(pool: &PoolConfig, dims: &DeltaDims) -> [Key; 4] {
     let (columns, kda) = (columns_of(dims.k), dims.kind == DeltaKind::Kda);
     let key = |work, high| Key { work, format: number_of(pool.format), high, kda, columns };
     let high = pool.readout == Readout::High;
-    [key(Work::DeltaSerial, false), key(Work::DeltaParallel, high), key(Work::DeltaExport, false)]
+    let tail = Key { work: Work::DeltaTail, format: 0, high: false, kda, columns };
+    [key(Work::DeltaSerial, false), key(Work::DeltaParallel, high), tail, key(Work::DeltaExport, false)]
 }
 
 /// Arrays in shared memory, in the order of `cuda/delta/delta.cuh`.
@@ -51,8 +52,9 @@ fn carve(state: &State, kda: bool, parallel_tokens: usize) -> Carve {
 /// Loads what a pool can need.
 pub(super) fn prepare(cuda: &Cuda, _slots: &SlotsConfig, pool: &PoolConfig) -> Result<()> {
     let Family::Delta(dims) = &pool.family else { return Ok(()) };
-    let [serial, parallel, export] = keys(pool, dims);
+    let [serial, parallel, tail, export] = keys(pool, dims);
     cuda.load(serial)?;
+    cuda.load(tail)?;
     cuda.load(export)?;
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
@@ -102,7 +104,7 @@ pub(super) fn run(
     exec: &Exec,
 ) -> Result<()> {
     let (dims, state) = of_pool(pool)?;
-    let [serial, parallel, _] = keys(&pool.config, dims);
+    let [serial, parallel, tail, _] = keys(&pool.config, dims);
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let own = if is_serial { 0 } else { batch.max_tokens as usize };
     let carve = carve(&state, dims.kind == DeltaKind::Kda, own);
@@ -111,7 +113,7 @@ pub(super) fn run(
         Gate::LowerBound(bound) => (1, bound),
         Gate::LogDecay => (2, 0.0),
     };
-    let mut params = DeltaParams {
+    let params = DeltaParams {
         batch: Batch::of(batch, exec),
         q: Tensor::from(&args.q),
         k: Tensor::from(&args.k),
@@ -137,8 +139,7 @@ pub(super) fn run(
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;
     if mode == Mode::Extend && batch.keep_tail > 0 {
         // Records of the tail may overwrite history that another block has yet to read: they wait for all of them.
-        params.mode = 2;
-        cuda.launch(key, &exec.after_own_launch(), items, threads, carve.bytes(), &params)?;
+        cuda.launch(tail, &exec.after_own_launch(), items, threads, carve.bytes(), &params)?;
     }
     Ok(())
 }
@@ -153,7 +154,7 @@ pub(super) fn export(
     exec: &Exec,
 ) -> Result<()> {
     let (dims, state) = of_pool(pool)?;
-    let [_, _, key] = keys(&pool.config, dims);
+    let [_, _, _, key] = keys(&pool.config, dims);
     let carve = carve(&state, dims.kind == DeltaKind::Kda, 0);
     let family = DeltaParams { shared: carve.shared, ..params(slots, pool, dims, state, 0) };
     let items =

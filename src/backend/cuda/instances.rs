@@ -7,12 +7,16 @@ pub enum Work {
     Mamba2Serial,
     /// Mamba-2: FULL and HIGH steps.
     Mamba2Parallel,
+    /// Mamba-2: the tail of an extend.
+    Mamba2Tail,
     /// Mamba-2: states at a held position.
     Mamba2Export,
     /// Delta rules, as for Mamba-2.
     DeltaSerial,
     /// Delta rules, as for Mamba-2.
     DeltaParallel,
+    /// Delta rules, as for Mamba-2.
+    DeltaTail,
     /// Delta rules, as for Mamba-2.
     DeltaExport,
     /// Convolutions: step and extend.
@@ -34,7 +38,8 @@ pub enum Work {
 }
 
 /// Kernels of which there is one.
-pub const SINGLE: [Work; 8] = [
+pub const SINGLE: [Work; 9] = [
+    Work::Mamba2Tail,
     Work::Conv1d,
     Work::Commit,
     Work::Reset,
@@ -71,6 +76,8 @@ impl Key {
     pub fn all() -> Vec<Key> {
         let mut keys: Vec<_> = SINGLE.into_iter().map(Key::single).collect();
         for columns in COLUMNS {
+            let tail = |kda| Key { work: Work::DeltaTail, format: 0, high: false, kda, columns };
+            keys.extend([tail(false), tail(true)]);
             for (format, _) in FORMATS {
                 let key = |work, high, kda| Key { work, format, high, kda, columns };
                 for (serial, parallel, kda) in [
@@ -101,7 +108,10 @@ impl Key {
         let mut name = match self.work {
             Work::Mamba2Serial => "mamba2_serial",
             Work::Mamba2Parallel => "mamba2_parallel",
+            Work::Mamba2Tail => "mamba2_tail",
             Work::Mamba2Export => "mamba2_export",
+            Work::DeltaTail if self.kda => "kda_tail",
+            Work::DeltaTail => "gdn_tail",
             Work::DeltaSerial if self.kda => "kda_serial",
             Work::DeltaSerial => "gdn_serial",
             Work::DeltaParallel if self.kda => "kda_parallel",
@@ -135,7 +145,9 @@ impl Key {
         match self.work {
             Work::Mamba2Serial => "mamba2/serial.cu",
             Work::Mamba2Parallel => "mamba2/parallel.cu",
+            Work::Mamba2Tail => "mamba2/tail.cu",
             Work::Mamba2Export => "mamba2/export.cu",
+            Work::DeltaTail => "delta/tail.cu",
             Work::DeltaSerial => "delta/serial.cu",
             Work::DeltaParallel => "delta/parallel.cu",
             Work::DeltaExport => "delta/export.cu",
@@ -150,16 +162,17 @@ impl Key {
         }
     }
 
-    /// Macros of the source.
-    pub fn defines(&self) -> Vec<String> {
+    /// Macros of the source for an architecture.
+    pub fn defines(&self, arch: u32) -> Vec<String> {
         if self.columns == 0 {
             return Vec::new();
         }
         let wide = self.columns > 128;
         // Two blocks of 256 threads fit a multiprocessor with 128 registers a thread.
         let fits = match self.work {
-            Work::Mamba2Serial => self.format <= 2,
-            Work::DeltaSerial => true,
+            Work::Mamba2Serial => self.format <= 2 && arch < 100,
+            Work::DeltaSerial => self.format == 2 && arch < 100,
+            Work::DeltaParallel => self.kda,
             _ => false,
         };
         let blocks = if fits && !wide { 2 } else { 1 };

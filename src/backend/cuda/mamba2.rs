@@ -60,6 +60,7 @@ pub(super) fn prepare(cuda: &Cuda, _slots: &SlotsConfig, pool: &PoolConfig) -> R
     let Family::Mamba2(dims) = &pool.family else { return Ok(()) };
     let [serial, parallel, export] = keys(pool, dims.dstate);
     cuda.load(serial)?;
+    cuda.load(Key::single(Work::Mamba2Tail))?;
     cuda.load(export)?;
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
@@ -86,7 +87,7 @@ pub(super) fn run(
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let carve = carve(state.columns, state.warps, if is_serial { 0 } else { batch.max_tokens as usize });
     let ring = |component| Component::of(pool, component);
-    let mut params = Mamba2Params {
+    let params = Mamba2Params {
         slots: Slots::of(slots),
         batch: Batch::of(batch, exec),
         place: Place { pool: pool.index, layer: layer as i32 },
@@ -117,8 +118,7 @@ pub(super) fn run(
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;
     if mode == Mode::Extend && batch.keep_tail > 0 {
         // Records of the tail may overwrite history that another block has yet to read: they wait for all of them.
-        params.mode = 2;
-        cuda.launch(key, &exec.after_own_launch(), items, threads, carve.bytes(), &params)?;
+        cuda.launch(Key::single(Work::Mamba2Tail), &exec.after_own_launch(), items, threads, carve.bytes(), &params)?;
     }
     Ok(())
 }
