@@ -11,7 +11,7 @@ CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 # Where there is none, and Python cannot install packages either (Debian's without python3-venv), the examples are compiled without.
 WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 
-.PHONY: all lib lib-glibc228 dist demo demo-quick examples test check header breaks aarch64 install uninstall clean
+.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header breaks aarch64 install uninstall clean
 
 all: lib
 
@@ -29,11 +29,21 @@ $(NVRTC):
 	touch $@
 endif
 
+# Kernels of a library that serves other machines are for all architectures, a few minutes' work. Demonstrations and tests need those of
+# this machine's GPU, or of any one to see that they compile.
+LOCAL_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | sed 's/\..*/0/')
+demo demo-quick examples test check header breaks: export REPLAYSSM_CUDA_ARCHS ?= $(or $(LOCAL_ARCH),90)
+# What the library was last built with: a change builds it again.
+$(BUILD)/kernels-for: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(REPLAYSSM_CUDA) $(REPLAYSSM_CUDA_ARCHS) $(REPLAYSSM_NVRTC)' | cmp -s - $@ || echo '$(REPLAYSSM_CUDA) $(REPLAYSSM_CUDA_ARCHS) $(REPLAYSSM_NVRTC)' >$@
+FORCE:
+
 # The library is a file like any other: nobody needs cargo who has an up-to-date one, as `sudo make install` does.
 CARGO_TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 LIB := $(CARGO_TARGET)/release/libreplayssm.so
 lib: $(LIB)
-$(LIB): Cargo.toml Cargo.lock build.rs rust-toolchain.toml $(shell find src build-support -name '*.rs') $(shell find cuda -type f) | $(NVRTC)
+$(LIB): Cargo.toml Cargo.lock build.rs rust-toolchain.toml $(shell find src build-support -name '*.rs') $(shell find cuda -type f) $(BUILD)/kernels-for | $(NVRTC)
 	$(CARGO) build --release --locked --lib --target-dir '$(CARGO_TARGET)'
 	@touch '$@'
 

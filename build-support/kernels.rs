@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use std::{env, fs, thread};
 
-use crate::instances::{ARCHITECTURES, Key};
+use crate::instances::{ARCHITECTURES, Key, PTX};
 use crate::nvrtc::Nvrtc;
 
 /// What every kernel is compiled with. Contraction would change results.
@@ -70,8 +70,11 @@ fn architectures() -> Vec<u32> {
     list.split([',', ';', ' '])
         .filter(|arch| !arch.is_empty())
         .map(|arch| {
-            let known = arch.parse().ok().filter(|arch| ARCHITECTURES.contains(arch));
-            known.unwrap_or_else(|| panic!("REPLAYSSM_CUDA_ARCHS has '{arch}'; expected some of {ARCHITECTURES:?}"))
+            let number = if arch == "ptx" { Some(PTX) } else { arch.parse().ok().filter(|&arch| arch != PTX) };
+            let known = number.filter(|arch| ARCHITECTURES.contains(arch));
+            known.unwrap_or_else(|| {
+                panic!("REPLAYSSM_CUDA_ARCHS has '{arch}'; expected some of 80, 90, 100, 120 and ptx")
+            })
         })
         .collect()
 }
@@ -87,9 +90,13 @@ fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) 
     for (number, key) in keys.iter().enumerate() {
         let file = root.join("cuda").join(key.source());
         let source = sources.entry(file.clone()).or_insert_with(|| with_includes(&file)).clone();
-        for &arch in &archs {
+        for &arch in archs.iter().filter(|&&arch| arch != PTX || key.has_ptx()) {
             let mut options: Vec<String> = OPTIONS.iter().map(|o| (*o).to_owned()).collect();
-            options.push(format!("--gpu-architecture=sm_{arch}"));
+            options.push(match arch {
+                // The oldest that knows all that the sources use; the driver compiles it for whatever comes later.
+                PTX => "--gpu-architecture=compute_90".to_owned(),
+                arch => format!("--gpu-architecture=sm_{arch}"),
+            });
             options.extend(key.defines(arch).iter().map(|define| format!("-D{define}")));
             let mut hasher = DefaultHasher::new();
             (nvrtc.version, &source, &options).hash(&mut hasher);
@@ -102,7 +109,8 @@ fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) 
     compile_missing(nvrtc, &jobs, &keys);
     remove_old(&cache, &jobs);
     let (table, image) = table(&jobs, &keys);
-    let names: Vec<_> = archs.iter().map(|arch| format!("sm_{arch}")).collect();
+    let names: Vec<_> =
+        archs.iter().map(|&arch| if arch == PTX { "PTX".into() } else { format!("sm_{arch}") }).collect();
     let (major, minor) = nvrtc.version;
     (format!("{} kernels for {}, NVRTC {major}.{minor}", keys.len(), names.join(" ")), table, image)
 }
@@ -149,8 +157,8 @@ fn compile_missing(nvrtc: &Nvrtc, jobs: &[Job], keys: &[Key]) {
 }
 
 fn compile_one(nvrtc: &Nvrtc, job: &Job) -> Result<(), String> {
-    let output = nvrtc.compile(&job.file, job.name, &job.options)?;
-    let Some(cubin) = output.cubin else { return Err(output.log) };
+    let output = nvrtc.compile(&job.file, job.name, &job.options, job.arch == PTX)?;
+    let Some(cubin) = output.code else { return Err(output.log) };
     let usage = usage(&output.log)?;
     let mut bytes = format!("{} {} {}\n", usage.registers, usage.local, cubin.len()).into_bytes();
     bytes.extend(miniz_oxide::deflate::compress_to_vec(&cubin, 9));

@@ -6,29 +6,31 @@ use std::{env, fs};
 
 type Program = *mut c_void;
 
+type Strings = *const *const c_char;
+type Create = unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, Strings) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+
 /// A loaded compiler.
 pub struct Nvrtc {
-    create: unsafe extern "C" fn(
-        *mut Program,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> c_int,
-    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
-    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
-    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    create: Create,
+    destroy: Destroy,
+    compile: Compile,
+    log: (Size, Get),
+    cubin: (Size, Get),
+    ptx: (Size, Get),
     /// As 12 and 9.
     pub version: (i32, i32),
 }
 
 /// What came of a compilation.
 pub struct Output {
-    pub cubin: Option<Vec<u8>>,
+    /// A cubin, or PTX for a virtual architecture; none if there are errors.
+    pub code: Option<Vec<u8>>,
+    /// What the compiler said.
     pub log: String,
 }
 
@@ -71,37 +73,38 @@ impl Nvrtc {
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             // SAFETY: dlopen has failed, so there is a text.
-            return Err(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
+            let text = unsafe { libc::dlerror() };
+            // SAFETY: as above, and it ends with a zero.
+            return Err(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
         }
         macro_rules! function {
-            ($name:literal) => {{
+            ($name:literal, $ty:ty) => {{
                 // SAFETY: the library is open, the name ends with a zero.
                 let at = unsafe { libc::dlsym(library, concat!($name, "\0").as_ptr().cast()) };
                 if at.is_null() {
                     return Err(format!("{} has no {}", path.display(), $name));
                 }
                 // SAFETY: the function has the type that NVRTC documents.
-                unsafe { std::mem::transmute(at) }
+                unsafe { std::mem::transmute::<*mut c_void, $ty>(at) }
             }};
         }
-        let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = function!("nvrtcVersion");
+        let version = function!("nvrtcVersion", Version);
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both are locals.
         unsafe { version(&mut major, &mut minor) };
         Ok(Nvrtc {
-            create: function!("nvrtcCreateProgram"),
-            destroy: function!("nvrtcDestroyProgram"),
-            compile: function!("nvrtcCompileProgram"),
-            log_size: function!("nvrtcGetProgramLogSize"),
-            log: function!("nvrtcGetProgramLog"),
-            cubin_size: function!("nvrtcGetCUBINSize"),
-            cubin: function!("nvrtcGetCUBIN"),
+            create: function!("nvrtcCreateProgram", Create),
+            destroy: function!("nvrtcDestroyProgram", Destroy),
+            compile: function!("nvrtcCompileProgram", Compile),
+            log: (function!("nvrtcGetProgramLogSize", Size), function!("nvrtcGetProgramLog", Get)),
+            cubin: (function!("nvrtcGetCUBINSize", Size), function!("nvrtcGetCUBIN", Get)),
+            ptx: (function!("nvrtcGetPTXSize", Size), function!("nvrtcGetPTX", Get)),
             version: (major, minor),
         })
     }
 
-    /// Compiles a file. Headers are found beside it.
-    pub fn compile(&self, file: &Path, name: &str, options: &[String]) -> Result<Output, String> {
+    /// Compiles a file, for a virtual architecture to PTX. Headers are found beside it.
+    pub fn compile(&self, file: &Path, name: &str, options: &[String], ptx: bool) -> Result<Output, String> {
         let source = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
         let text = |s: String| CString::new(s).map_err(|e| e.to_string());
         let (source, name) = (text(source)?, text(name.to_owned())?);
@@ -116,26 +119,21 @@ impl Nvrtc {
         }
         // SAFETY: as above.
         let status = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
-        let log = self.bytes(program, self.log_size, self.log);
-        let cubin = (status == 0).then(|| self.bytes(program, self.cubin_size, self.cubin));
+        let log = bytes(program, self.log);
+        let code = (status == 0).then(|| bytes(program, if ptx { self.ptx } else { self.cubin }));
         // SAFETY: the program is not used any more.
         unsafe { (self.destroy)(&mut program) };
         let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned();
-        Ok(Output { cubin, log })
+        Ok(Output { code, log })
     }
+}
 
-    fn bytes(
-        &self,
-        program: Program,
-        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-        get: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    ) -> Vec<u8> {
-        let mut n = 0;
-        // SAFETY: a live program; n is a local.
-        unsafe { size(program, &mut n) };
-        let mut bytes = vec![0u8; n];
-        // SAFETY: as many bytes as it asked for.
-        unsafe { get(program, bytes.as_mut_ptr().cast()) };
-        bytes
-    }
+fn bytes(program: Program, (size, get): (Size, Get)) -> Vec<u8> {
+    let mut n = 0;
+    // SAFETY: a live program; n is a local.
+    unsafe { size(program, &mut n) };
+    let mut bytes = vec![0u8; n];
+    // SAFETY: as many bytes as it asked for.
+    unsafe { get(program, bytes.as_mut_ptr().cast()) };
+    bytes
 }

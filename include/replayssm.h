@@ -41,7 +41,8 @@
  *
  * Capture
  *   The calls of a model step, and all that take a list with REPLAYSSM_DEVICE, are made to be captured in a CUDA graph: what differs
- *   between replays is device data. This version has the CPU backend only.
+ *   between replays is device data. Destroy what a captured graph uses after the graph. Other calls may be made while another thread
+ *   captures, in any mode; a call on a stream that captures is part of the graph, whole.
  *
  * What every function says
  *   NULL:     which pointers may be NULL. Any other gives INVALID_ARGUMENT, a handle INVALID_HANDLE.
@@ -477,12 +478,13 @@ typedef struct replayssm_exec {
   uint32_t struct_size;
   /* REPLAYSSM_EXEC_*; 0 on the CPU backend. */
   uint32_t flags;
-  /* The caller's stream; NULL on the CPU backend. */
+  /* The caller's stream, of the context's CUDA context (or of a green context on its device); NULL: its default stream, and on the CPU
+   * backend the only one. */
   replayssm_stream stream;
   /* CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
    * same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's. */
   int32_t part;
-  /* 0 or 1: the call does everything, with the library's threads. */
+  /* 0 or 1: the call does everything, with the library's threads. CUDA takes no other. */
   int32_t n_parts;
 } replayssm_exec;
 
@@ -860,12 +862,13 @@ replayssm_status replayssm_layers_create(struct replayssm_slots *slots,
                                          int32_t n_lent,
                                          struct replayssm_layers **out);
 
-/* Destroys a pool and the memory that it owns. No call on it may be enqueued or running.
+/* Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: it waits for all work of its context.
  *
  * NULL: layers may be NULL, stale or no handle; nothing happens then.
  * Owner: layers is no handle any more when this returns; lent memory is the caller's alone.
  * Threads: any. Capture: never. */
-REPLAYSSM_API void replayssm_layers_destroy(struct replayssm_layers *layers);
+REPLAYSSM_API
+void replayssm_layers_destroy(struct replayssm_layers *layers);
 
 /* Size and place of every component of a pool. out: array [capacity], its elements out[0].struct_size bytes apart. *n becomes the number
  * of components, also when BUFFER_TOO_SMALL is returned.
@@ -1054,8 +1057,9 @@ replayssm_status replayssm_export(const struct replayssm_layers *layers,
  *
  * n, done: int32 [n of list], where the list lies. done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which
  * sets FAULT_REWIND and is left alone.
- * NULL: done, with a host list: a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list and n.
- * Errors: as replayssm_reset, and OUT_OF_RANGE.
+ * NULL: done, with a host list: on the CPU backend a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list
+ * and n. CUDA: done lies in memory that the device writes also with a host list.
+ * Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 48 pools.
  * Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
  * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
@@ -1109,12 +1113,14 @@ replayssm_status replayssm_check(const struct replayssm_slots *slots,
                                  int32_t clear,
                                  struct replayssm_report *out);
 
-/* Counters of slots over all its pools, without synchronising.
+/* Counters of slots over all its pools. CUDA: it waits for a copy on a stream of the library's own, and for no other work.
  *
  * NULL: neither slots nor out; out->struct_size is set.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT.
  * Threads: any. Capture: host only: it sees work that has run. */
-REPLAYSSM_CALL replayssm_status replayssm_stats_read(const struct replayssm_slots *slots, struct replayssm_stats *out);
+REPLAYSSM_CALL
+replayssm_status replayssm_stats_read(const struct replayssm_slots *slots,
+                                      struct replayssm_stats *out);
 
 #ifdef __cplusplus
 }

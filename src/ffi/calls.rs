@@ -343,7 +343,7 @@ unsafe fn lent_list(lent: *const replayssm_lent, n: i32) -> Result<Vec<crate::re
     Ok(list)
 }
 
-/// Destroys a pool and the memory that it owns. No call on it may be enqueued or running.
+/// Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: it waits for all work of its context.
 ///
 /// NULL: layers may be NULL, stale or no handle; nothing happens then.
 /// Owner: layers is no handle any more when this returns; lent memory is the caller's alone.
@@ -778,8 +778,9 @@ pub unsafe extern "C" fn replayssm_export(
 ///
 /// n, done: int32 [n of list], where the list lies. done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which
 /// sets FAULT_REWIND and is left alone.
-/// NULL: done, with a host list: a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list and n.
-/// Errors: as replayssm_reset, and OUT_OF_RANGE.
+/// NULL: done, with a host list: on the CPU backend a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list
+/// and n. CUDA: done lies in memory that the device writes also with a host list.
+/// Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 48 pools.
 /// Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
 /// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
@@ -918,7 +919,7 @@ pub unsafe extern "C" fn replayssm_check(
     })
 }
 
-/// Counters of slots over all its pools, without synchronising.
+/// Counters of slots over all its pools. CUDA: it waits for a copy on a stream of the library's own, and for no other work.
 ///
 /// NULL: neither slots nor out; out->struct_size is set.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT.

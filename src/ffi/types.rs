@@ -406,12 +406,13 @@ pub struct replayssm_exec {
     pub struct_size: u32,
     /// REPLAYSSM_EXEC_*; 0 on the CPU backend.
     pub flags: u32,
-    /// The caller's stream; NULL on the CPU backend.
+    /// The caller's stream, of the context's CUDA context (or of a green context on its device); NULL: its default stream, and on the CPU
+    /// backend the only one.
     pub stream: replayssm_stream,
     /// CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
     /// same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's.
     pub part: i32,
-    /// 0 or 1: the call does everything, with the library's threads.
+    /// 0 or 1: the call does everything, with the library's threads. CUDA takes no other.
     pub n_parts: i32,
 }
 

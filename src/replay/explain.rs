@@ -178,6 +178,10 @@ pub fn step(
         "The step moves {:.3} of the plain update's bytes.",
         plan.cycle_traffic.total() as f64 / per_step as f64 / (plan.plain_traffic.total() as f64 / rows as f64)
     ));
+    if backend.device.is_some() {
+        line(on_device(config, rows));
+        return rest(text, slots, config, layouts);
+    }
     let work = plan.work;
     let unit = if is_conv { "channel tiles" } else { "heads" };
     let why = match (backend.n_threads, work.ranges) {
@@ -192,6 +196,31 @@ pub fn step(
         work.item_bytes,
         count(work.threads, "thread", "threads"),
     ));
+    rest(text, slots, config, layouts)
+}
+
+/// How a launch shares out the work of `rows` rows.
+fn on_device(config: &PoolConfig, rows: i64) -> String {
+    let launch = |blocks: i64, threads: i64, what: &str| {
+        format!("Work: one launch, {} of {threads} threads: {what}.", count(rows * blocks, "block", "blocks"))
+    };
+    match (&config.family, config.family.state()) {
+        (Family::Conv1d(c), _) => launch(c.tiles() as i64, 128, "a block per row and 128 channels"),
+        (_, Some(state)) => {
+            let (tiles, warps) = (state.tiles() as i64, (state.tiles() as i64).min(8));
+            let blocks = state.heads as i64 * ((tiles + warps - 1) / warps);
+            launch(blocks, 32 * warps, "a block per row and head, a warp per 16 rows of the state")
+        }
+        (_, None) => launch(0, 0, "nothing"),
+    }
+}
+
+/// Memory, and what makes steps slower than they could be.
+fn rest(mut text: String, slots: &SlotsConfig, config: &PoolConfig, layouts: &[ComponentLayout]) -> String {
+    let mut line = |sentence: String| {
+        text.push_str(&sentence);
+        text.push('\n');
+    };
     let (slot, ring) = sizes(layouts);
     line(format!(
         "Memory: {slot} bytes per slot and layer, {ring} per ring and layer; {} per slot and {} per ring in {}.",

@@ -50,7 +50,10 @@ impl Context {
     pub fn log_created(&self) {
         self.log.line(Level::Info, || {
             let info = self.backend.info();
-            format!("context created: {}, {} threads", info.name, info.n_threads)
+            match info.device {
+                Some(ordinal) => format!("context created: CUDA device {ordinal}, {}", info.name),
+                None => format!("context created: {}, {} threads", info.name, info.n_threads),
+            }
         });
         // On x86-64 alone: other targets have a fused multiply-add in their baseline.
         if cfg!(target_arch = "x86_64") && self.backend.info().name.ends_with("baseline") {

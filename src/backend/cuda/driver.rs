@@ -379,11 +379,9 @@ fn green_of(context: CUcontext) -> Option<CUcontext> {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Ok(_inside) = Inside::enter(self.context) {
-            if !self.side.is_null() {
-                // SAFETY: a stream of ours, used no more.
-                unsafe { sys::cuStreamDestroy_v2(self.side) };
-            }
+        if let (false, Ok(_inside)) = (self.side.is_null(), Inside::enter(self.context)) {
+            // SAFETY: a stream of ours, used no more.
+            unsafe { sys::cuStreamDestroy_v2(self.side) };
         }
         if let Some(device) = self.primary {
             // SAFETY: retained once, released once.

@@ -1,6 +1,6 @@
 //! Compiled kernels, as the build embedded them.
 
-use super::instances::Key;
+use super::instances::{COLUMNS, Key, PTX};
 use crate::error::{Error, Result};
 
 /// One kernel for one architecture.
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 pub struct Image {
     /// Number in [`Key::all`].
     pub key: usize,
-    /// Compute capability times ten.
+    /// Compute capability times ten; [`PTX`]: of no architecture in particular.
     pub arch: u32,
     /// Registers of a thread.
     pub registers: u32,
@@ -33,17 +33,23 @@ impl Image {
         let broken = || Error::Internal(format!("the kernel image of {} is broken", self.key));
         let bytes = BYTES.get(self.begin..self.end).ok_or_else(broken)?;
         let cubin = miniz_oxide::inflate::decompress_to_vec_with_limit(bytes, self.size).map_err(|_| broken())?;
+        // PTX is a text that ends with a zero; NVRTC's does.
         if cubin.len() == self.size { Ok(cubin) } else { Err(broken()) }
     }
 }
 
-/// The image of a kernel that runs on a device: of the same major architecture, and no newer minor one.
-pub fn find(key: usize, arch: u32) -> Option<&'static Image> {
-    IMAGES
-        .iter()
-        .filter(|image| image.key == key && image.arch / 10 == arch / 10 && image.arch <= arch)
-        .max_by_key(|image| image.arch)
+/// The image of a kernel that runs on a device: of the same major architecture, and no newer minor one; or PTX of the generic kernel that
+/// does the same.
+pub fn find(keys: &[Key], key: Key, arch: u32) -> Option<&'static Image> {
+    let of = |key| IMAGES.iter().filter(move |image| keys.get(image.key) == Some(&key));
+    let is_for = |image: &&Image| image.arch / 10 == arch / 10 && image.arch <= arch;
+    let compiled = of(key).filter(is_for).max_by_key(|image| image.arch);
+    let generic = Key { columns: if key.columns > 0 { COLUMNS[1] } else { 0 }, ..key };
+    compiled.or_else(|| of(generic).find(|image| image.arch == PTX && arch >= PTX_FROM))
 }
+
+/// The oldest architecture that PTX is compiled for.
+const PTX_FROM: u32 = 90;
 
 /// Architectures that there is code for.
 pub fn architectures() -> Vec<u32> {

@@ -103,6 +103,11 @@ impl Key {
         Key { work, format: 0, high: false, kda: false, columns: 0 }
     }
 
+    /// Whether there is PTX of it: of all but the tuned ones.
+    pub fn has_ptx(&self) -> bool {
+        self.columns != COLUMNS[0]
+    }
+
     /// A name, as `mamba2_parallel_split32_high_128`.
     pub fn name(&self) -> String {
         let mut name = match self.work {
@@ -187,5 +192,8 @@ impl Key {
     }
 }
 
-/// Architectures that are compiled for, as compute capability times ten: 80 serves all 8.x, 90 all 9.x and so on.
-pub const ARCHITECTURES: [u32; 4] = [80, 90, 100, 120];
+/// What is compiled for, as compute capability times ten: 80 serves all 8.x, 90 all 9.x and so on; [`PTX`] later ones.
+pub const ARCHITECTURES: [u32; 5] = [80, 90, 100, 120, PTX];
+
+/// Stands for PTX, which drivers compile for architectures that there is no code for.
+pub const PTX: u32 = 0;

@@ -16,7 +16,7 @@ use std::ptr::{read_volatile, write_volatile};
 use std::sync::{Arc, OnceLock};
 
 use self::driver::{Device, DeviceMemory, HostMemory, Kernel, Shape};
-use self::instances::Key;
+use self::instances::{Key, PTX};
 use self::params::Params;
 use crate::error::{Error, Result};
 use crate::replay::config::{PoolConfig, SlotsConfig};
@@ -72,8 +72,9 @@ impl Cuda {
         }
         let device = Device::open(ordinal)?;
         let keys = Key::all();
-        if images::find(0, device.arch).is_none() {
-            let archs: Vec<_> = architectures().iter().map(|arch| format!("sm_{arch}")).collect();
+        if keys.first().is_none_or(|&key| images::find(&keys, key, device.arch).is_none()) {
+            let name = |&arch: &u32| if arch == PTX { "later ones".to_owned() } else { format!("sm_{arch}") };
+            let archs: Vec<_> = architectures().iter().map(name).collect();
             return Err(Error::NoCode {
                 device: device.name.clone(),
                 arch: format!("sm_{}", device.arch),
@@ -101,14 +102,14 @@ impl Cuda {
 
     /// Loads a kernel if it is not there yet.
     fn load(&self, key: Key) -> Result<()> {
-        let number = images::number(&self.keys, key);
-        let (Some(number), Some(place)) = (number, number.and_then(|n| self.kernels.get(n))) else {
+        let place = images::number(&self.keys, key).and_then(|number| self.kernels.get(number));
+        let Some(place) = place else {
             return Err(Error::Internal(format!("there is no kernel {}", key.name())));
         };
         if place.get().is_some() {
             return Ok(());
         }
-        let image = images::find(number, self.device.arch)
+        let image = images::find(&self.keys, key, self.device.arch)
             .ok_or_else(|| Error::Internal(format!("there is no code of kernel {}", key.name())))?;
         let kernel = Kernel::load(&self.device, &image.cubin()?)?;
         // Another thread may have been faster; then this one is unloaded again.
