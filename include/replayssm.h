@@ -140,7 +140,7 @@ typedef int32_t replayssm_dtype;
 
 /* Where a context runs. */
 typedef int32_t replayssm_backend;
-/* The best that is there. */
+/* CUDA for a thread that has a current CUDA context, whose memory is then meant; else the CPU. */
 #define REPLAYSSM_BACKEND_AUTO 0
 /* Host memory, the caller's and the library's threads. */
 #define REPLAYSSM_BACKEND_CPU 1
@@ -800,7 +800,8 @@ const char *replayssm_build_info(void);
 
 /* Creates a context: one backend on one device, with threads and log as desc says.
  *
- * REPLAYSSM_BACKEND_AUTO is CUDA where the library has kernels for a device and its driver starts, else the CPU.
+ * REPLAYSSM_BACKEND_AUTO is the calling thread's current CUDA context if it has one whose device there are kernels for, and n_threads is 0;
+ * else the CPU.
  *
  * NULL: desc, which means all defaults; not out.
  * Owner: the caller, of *out (NULL on failure), until replayssm_context_destroy.

@@ -122,7 +122,8 @@ pub extern "C" fn replayssm_build_info() -> *const c_char {
 
 /// Creates a context: one backend on one device, with threads and log as desc says.
 ///
-/// REPLAYSSM_BACKEND_AUTO is CUDA where the library has kernels for a device and its driver starts, else the CPU.
+/// REPLAYSSM_BACKEND_AUTO is the calling thread's current CUDA context if it has one whose device there are kernels for, and n_threads is 0;
+/// else the CPU.
 ///
 /// NULL: desc, which means all defaults; not out.
 /// Owner: the caller, of *out (NULL on failure), until replayssm_context_destroy.
@@ -173,10 +174,9 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
         Ok(backend)
     };
     let backend: Box<dyn Backend> = match desc.backend {
-        REPLAYSSM_BACKEND_AUTO => match cuda() {
-            Ok(backend) => Box::new(backend),
-            Err(_) => Box::new(cpu()?),
-        },
+        // Whoever works with CUDA has a context, and device memory; nobody else has.
+        REPLAYSSM_BACKEND_AUTO if desc.n_threads == 0 && Cuda::is_current() => Box::new(Cuda::new(-1)?),
+        REPLAYSSM_BACKEND_AUTO => Box::new(cpu()?),
         REPLAYSSM_BACKEND_CPU => Box::new(cpu()?),
         REPLAYSSM_BACKEND_CUDA => Box::new(cuda()?),
         other => {

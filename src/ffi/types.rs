@@ -51,7 +51,7 @@ pub const REPLAYSSM_I64: replayssm_dtype = 17;
 
 /// Where a context runs.
 pub type replayssm_backend = i32;
-/// The best that is there.
+/// CUDA for a thread that has a current CUDA context, whose memory is then meant; else the CPU.
 pub const REPLAYSSM_BACKEND_AUTO: replayssm_backend = 0;
 /// Host memory, the caller's and the library's threads.
 pub const REPLAYSSM_BACKEND_CPU: replayssm_backend = 1;

@@ -108,7 +108,7 @@ static inline replayssm_ids ids(const int32_t *data) {
 
 static inline void create(engine *e) {
   /* >>> create */
-  check(replayssm_context_create(NULL, &e->context)); /* the best backend that is there */
+  check(replayssm_context_create(NULL, &e->context)); /* CUDA on this thread's current context, or the CPU */
 
   replayssm_slots_desc slots = REPLAYSSM_INIT(replayssm_slots_desc);
   slots.n_slots = N_SLOTS;        /* checkpoints: of running requests, and of what you keep for later */

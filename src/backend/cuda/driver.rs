@@ -127,6 +127,31 @@ fn check(status: CUresult, call: &'static str) -> Result<()> {
     Err(Error::Cuda { call: call.into(), code: status as i32, text: name_of(status) })
 }
 
+/// Compute capability times ten of the device of the calling thread's current context.
+pub fn current_arch() -> Option<u32> {
+    probe().ok()?;
+    let (mut context, mut device) = (null_mut(), 0);
+    // SAFETY: the out-parameter is a local, here and below.
+    check(unsafe { sys::cuCtxGetCurrent(&mut context) }, "cuCtxGetCurrent").ok()?;
+    if context.is_null() {
+        return None;
+    }
+    // SAFETY: as above.
+    check(unsafe { sys::cuCtxGetDevice(&mut device) }, "cuCtxGetDevice").ok()?;
+    use CUdevice_attribute as A;
+    let [major, minor] =
+        [A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR]
+            .map(|attribute| attribute_of(device, attribute));
+    Some(major.ok()? * 10 + minor.ok()?)
+}
+
+fn attribute_of(device: CUdevice, attribute: CUdevice_attribute) -> Result<u32> {
+    let mut value = 0;
+    // SAFETY: the out-parameter is a local.
+    check(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }, "cuDeviceGetAttribute")?;
+    Ok(value as u32)
+}
+
 /// A device and the context that everything here runs in.
 #[derive(Debug)]
 pub struct Device {
@@ -229,12 +254,7 @@ impl Device {
 
     fn look(&mut self, device: CUdevice) -> Result<()> {
         let _inside = Inside::enter(self.context)?;
-        let attribute = |attribute: CUdevice_attribute| {
-            let mut value = 0;
-            // SAFETY: the out-parameter is a local.
-            check(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }, "cuDeviceGetAttribute")?;
-            Ok::<_, Error>(value as u32)
-        };
+        let attribute = |attribute| attribute_of(device, attribute);
         use CUdevice_attribute as A;
         self.arch = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
             + attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;

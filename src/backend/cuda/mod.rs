@@ -85,6 +85,13 @@ impl Cuda {
         Ok(Cuda { keys, kernels, device })
     }
 
+    /// Whether the calling thread has a current context that there are kernels for.
+    pub fn is_current() -> bool {
+        let arch = if IMAGES.is_empty() { None } else { driver::current_arch() };
+        let keys = Key::all();
+        arch.is_some_and(|arch| keys.first().is_some_and(|&key| images::find(&keys, key, arch).is_some()))
+    }
+
     /// The device's ordinal.
     pub fn ordinal(&self) -> i32 {
         self.device.ordinal
