@@ -80,9 +80,12 @@ fn architectures() -> Vec<u32> {
 }
 
 fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) {
-    // All profiles of one target folder share their kernels; so do builds that name one folder.
-    let cache = env::var_os("REPLAYSSM_KERNEL_CACHE").map(PathBuf::from);
-    let cache = cache.unwrap_or_else(|| out.ancestors().nth(4).unwrap_or(out).join("kernels"));
+    // All builds of a checkout share their kernels, and all that name one folder; elsewhere, all profiles of one target folder do.
+    let cache = match env::var_os("REPLAYSSM_KERNEL_CACHE") {
+        Some(folder) => PathBuf::from(folder),
+        None if root.join("Makefile").exists() => root.join("build/kernels"),
+        None => out.ancestors().nth(4).unwrap_or(out).join("kernels"),
+    };
     fs::create_dir_all(&cache).unwrap_or_else(|e| panic!("{}: {e}", cache.display()));
     let (keys, archs) = (Key::all(), architectures());
     let mut jobs = Vec::new();

@@ -36,8 +36,10 @@ struct Work {
   i64 oldest;
   i64 first_stop;
   i64 last_stop;
-  // Records and tokens are numbered from here: base + i.
+  // Records and tokens are numbered from here: base + i. Its row in a ring.
   i64 base;
+  i32 base_row;
+  i32 reserved;
 };
 
 extern __shared__ __align__(16) char shared_memory[];
@@ -65,11 +67,28 @@ DEVICE Checkpoint checkpoint_of(const State &s, i32 layer) {
   return checkpoint_of(s, layer, w.slot, w.head, tile_of(s), w.seed);
 }
 
-// Decodes n elements of a row and pads with zeros up to padded; a warp's work.
-DEVICE void stage(float *to, const char *from, i32 dtype, i32 n, i32 padded) {
-  i64 size = size_of(dtype);
-#pragma unroll 1
-  for (i32 i = lane_index(); i < padded; i += WARP) to[i] = i < n ? load_one(from + i * size, dtype) : 0.0f;
+// Eight neighbouring elements of a row as fp32, of which n are there; zeros behind them.
+DEVICE void load8(float (&v)[8], const char *from, i32 dtype, i32 n) {
+  if (n >= 8 && (u64)from % 16 == 0) {
+    if (dtype == F32)
+      load8_32(from, v);
+    else
+      load8_16(from, dtype == BF16, v);
+  } else if (dtype == F32) {
+#pragma unroll
+    for (i32 e = 0; e < 8; e++) v[e] = e < n ? ((const float *)from)[e] : 0.0f;
+  } else {
+    u16 raw[8];
+#pragma unroll
+    for (i32 e = 0; e < 8; e++) raw[e] = e < n ? ((const u16 *)from)[e] : 0;
+#pragma unroll
+    for (i32 e = 0; e < 8; e++) v[e] = dtype == BF16 ? from_bf16(raw[e]) : from_f16(raw[e]);
+  }
+}
+
+DEVICE void put8(float *to, const float (&v)[8]) {
+  ((float4 *)to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+  ((float4 *)to)[1] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
 // Writes zeros to a row's outputs: a block's channels of all its tokens.
@@ -184,6 +203,18 @@ DEVICE void end_pending(const State &s, const Place &place, i64 stop) {
   Checkpoint c = checkpoint_of(s, place.layer);
   __syncthreads();
   if (c.rows > 0 && lane_index() == 0) *c.tag = stop;
+}
+
+// Where records and tokens are numbered from; thread 0's.
+DEVICE void set_base(i64 base, i32 ring_rows) {
+  work().base = base;
+  work().base_row = (i32)(base % ring_rows);
+}
+
+// Record base + i in a ring, which holds it: block (head or group) b.
+DEVICE char *held_record(const Component &c, i64 layer, i64 block, i64 i, i32 rows, i64 bytes) {
+  i64 row = work().base_row + i;
+  return (char *)part_at(c, layer, work().ring) + (block * rows + (row < rows ? row : row - rows)) * bytes;
 }
 
 // A record in a ring: block (head or group) b of the record at a position.

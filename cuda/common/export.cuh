@@ -87,7 +87,6 @@ DEVICE bool begin_export(const Slots &slots, const List &list, const Place &plac
       if (part * s.warps + k >= s.tiles) w.tag[k] = w.last_stop;
       w.oldest = min(w.oldest, w.tag[k]);
     }
-    w.base = w.oldest;
   }
   __syncthreads();
   return true;
@@ -102,7 +101,7 @@ DEVICE void export_item(const typename Family::Params &p, const List &list, cons
     Tile<NC, H> tile;
     load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, false);
     __syncthreads();
-    if (threadIdx.x == 0) w.base = w.oldest;
+    if (threadIdx.x == 0) set_base(w.oldest, p.ring_rows);
     // base is the first of the chunk at hand.
 #pragma unroll 1
     while (true) {
@@ -115,7 +114,7 @@ DEVICE void export_item(const typename Family::Params &p, const List &list, cons
       for (i32 i = 0; i < n; i++)
         if (w.base + i >= w.tag[warp_of()]) Family::take_in(tile, p, i, half);
       __syncthreads();
-      if (threadIdx.x == 0) w.base += CHUNK;
+      if (threadIdx.x == 0) set_base(w.base + CHUNK, p.ring_rows);
     }
     store_dense(tile, dst, checkpoint_of(p.state, p.place.layer), p.state.columns, w.row, index, w.head, lane, half);
   }

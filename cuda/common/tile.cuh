@@ -132,6 +132,20 @@ DEVICE void load_tile(Tile<NC, H> &t, const State &s, const Checkpoint &c, Lane 
   }
 }
 
+// Begins to bring a tile near; of SPLIT32 only the high plane if high_only.
+template <i32 FORMAT>
+DEVICE void prefetch_tile(const State &s, const Checkpoint &c, bool high_only) {
+  enum : i32 { LINE = 128 };
+  i32 size = FORMAT == FORMAT_F32 ? 4 : 2, bytes = c.rows * s.columns * size;
+  const char *at = c.head + (i64)c.first * s.columns * size;
+#pragma unroll 1
+  for (i32 i = (i32)(threadIdx.x % WARP) * LINE; i < bytes; i += WARP * LINE) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
+    if (FORMAT == FORMAT_SPLIT32 && !high_only)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i + (i64)s.rows * s.columns * 2));
+  }
+}
+
 // Stores a tile as it stands at a position. Of 16-bit formats the tile becomes what was stored. The tag is the caller's to set.
 template <i32 FORMAT, i32 NC, i32 H>
 DEVICE void store_tile(Tile<NC, H> &t, const State &s, const Checkpoint &c, Lane lane, i32 half, i64 position) {
@@ -215,17 +229,6 @@ DEVICE void store_tile(Tile<NC, H> &t, const State &s, const Checkpoint &c, Lane
       }
     }
   }
-}
-
-// What a HIGH readout sees of fp32 values.
-template <i32 NC, i32 H>
-DEVICE void to_high(Tile<NC, H> &t) {
-#pragma unroll
-  for (i32 h = 0; h < H; h++)
-#pragma unroll
-    for (i32 j = 0; j < NC; j++)
-#pragma unroll
-      for (i32 e = 0; e < 8; e++) t.v[h][j][e] = from_bits(high_plane(canonical(t.v[h][j][e])) << 16);
 }
 
 // Whatever the inputs are, columns behind the end stay zero.

@@ -693,20 +693,6 @@ DEVICE void see_checkpoint(const Tile<NC, H> &tile, const DeltaParams &p, i32 ch
   }
 }
 
-// Begins to bring a tile near; of SPLIT32 only the high plane if high_only.
-template <i32 FORMAT>
-DEVICE void prefetch_tile(const State &s, const Checkpoint &c, bool high_only) {
-  enum : i32 { LINE = 128 };
-  i32 size = FORMAT == FORMAT_F32 ? 4 : 2, bytes = c.rows * s.columns * size;
-  const char *at = c.head + (i64)c.first * s.columns * size;
-#pragma unroll 1
-  for (i32 i = lane_index() * LINE; i < bytes; i += WARP * LINE) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
-    if (FORMAT == FORMAT_SPLIT32 && !high_only)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i + (i64)s.rows * s.columns * 2));
-  }
-}
-
 // The parallel form, for steps of at most MAX_PARALLEL tokens.
 template <i32 FORMAT, bool HIGH, bool IS_KDA, i32 NC, i32 H>
 DEVICE void parallel_item(const DeltaParams &p, i64 item) {

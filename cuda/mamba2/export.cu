@@ -7,8 +7,7 @@ struct Mamba2Family {
   typedef Mamba2Params Params;
 
   static DEVICE void stage(const Params &p, i32 n) {
-    mamba2::stage_rows(p, mamba2::AT_B, mamba2::AT_X, 0, n);
-    mamba2::stage_decays(p, 0, n);
+    mamba2::stage_rows(p, {mamba2::AT_B, mamba2::AT_X, mamba2::AT_GATES, true}, 0, n, 0, 0);
   }
 
   template <i32 NC, i32 H>

@@ -67,56 +67,74 @@ DEVICE void finish(const Mamba2Params &p, i64 t, i32 i, float x, float y) {
 // Record (or token of the step) base + i.
 DEVICE const char *b_of(const Mamba2Params &p, i64 i) {
   const Work &w = work();
-  i64 at = w.base + i;
-  if (at >= w.position) return span_at(w.span, p.b, at - w.position, group_of(p));
-  return record_at(p.ring_b, p.place.layer, group_of(p), at, p.ring_rows, p.state.columns * size_of(p.io));
+  i64 own = w.base + i - w.position;
+  if (own >= 0) return span_at(w.span, p.b, own, group_of(p));
+  return held_record(p.ring_b, p.place.layer, group_of(p), i, p.ring_rows, p.state.columns * size_of(p.io));
 }
 
 DEVICE const char *x_of(const Mamba2Params &p, i64 i) {
   const Work &w = work();
-  i64 at = w.base + i, skip = first_channel(p.state) * size_of(p.io);
-  if (at >= w.position) return span_at(w.span, p.x, at - w.position, w.head) + skip;
-  return record_at(p.ring_x, p.place.layer, w.head, at, p.ring_rows, p.state.rows * size_of(p.io)) + skip;
+  i64 own = w.base + i - w.position, skip = first_channel(p.state) * size_of(p.io);
+  if (own >= 0) return span_at(w.span, p.x, own, w.head) + skip;
+  return held_record(p.ring_x, p.place.layer, w.head, i, p.ring_rows, p.state.rows * size_of(p.io)) + skip;
 }
 
 DEVICE Gates gates_of(const Mamba2Params &p, i64 i) {
   const Work &w = work();
-  i64 at = w.base + i;
-  if (at >= w.position) return token_gates(p, at - w.position);
-  const float *pair = (const float *)record_at(p.ring_dt, p.place.layer, w.head, at, p.ring_rows, 8);
+  i64 own = w.base + i - w.position;
+  if (own >= 0) return token_gates(p, own);
+  const float *pair = (const float *)held_record(p.ring_dt, p.place.layer, w.head, i, p.ring_rows, 8);
   Gates g = {};
   g.dt = pair[0];
   g.g = pair[1];
   return g;
 }
 
-// Decodes B and x of n records and tokens from base + first on into rows of arrays.
-DEVICE void stage_rows(const Mamba2Params &p, i32 to_b, i32 to_x, i64 first, i32 n) {
-  i32 padded = blocks_of(p.state) * BLOCK;
-#pragma unroll 1
-  for (i32 i = warp_of(); i < n; i += warps_of()) {
-    stage(columns(p, to_b, i), b_of(p, first + i), p.io, p.state.columns, padded);
-    stage(channels(p, to_x, i), x_of(p, first + i), p.io, channels_of(p.state), p.shared.channels);
-  }
-}
+// Where records and tokens go that are decoded.
+struct Stage {
+  i32 b, x, gates;  // arrays, from their first rows on
+  bool decays;      // with the factors of their decays
+};
 
-// Decodes C of n tokens from first on.
-DEVICE void stage_c(const Mamba2Params &p, i32 row, i64 first, i32 n) {
+// Decodes B, x and gates of n records and tokens from base + first on, and C of the rows [c_from, c_to) of them, which are tokens of the step.
+// Eight elements at a time, so that all loads are under way together.
+DEVICE void stage_rows(const Mamba2Params &p, Stage to, i64 first, i32 n, i32 c_from, i32 c_to) {
   const Work &w = work();
-#pragma unroll 1
-  for (i32 i = warp_of(); i < n; i += warps_of())
-    stage(columns(p, AT_C, row + i), span_at(w.span, p.c, first + i, group_of(p)), p.c.dtype, p.state.columns,
-          blocks_of(p.state) * BLOCK);
+  i32 of_b = blocks_of(p.state) * (BLOCK / 8), of_x = p.shared.channels / 8, each = of_b + of_x + (c_to > c_from ? of_b : 0);
+  Gates mine = {};
+  if ((i32)threadIdx.x < n) mine = gates_of(p, first + threadIdx.x);
+#pragma unroll 2
+  for (i32 unit = threadIdx.x; unit < n * each; unit += blockDim.x) {
+    i32 i = unit / each, part = unit % each;
+    bool is_x = part >= of_b && part < of_b + of_x, is_c = part >= of_b + of_x;
+    i32 element = 8 * (is_c ? part - of_b - of_x : is_x ? part - of_b : part);
+    if (is_c && (i < c_from || i >= c_to)) continue;
+    const char *from = is_x   ? x_of(p, first + i)
+                       : is_c ? span_at(w.span, p.c, w.base + first + i - w.position, group_of(p))
+                              : b_of(p, first + i);
+    float v[8];
+    load8(v, from + element * size_of(p.io), p.io, (is_x ? channels_of(p.state) : p.state.columns) - element);
+    put8((is_x ? channels(p, to.x, i) : columns(p, is_c ? AT_C : to.b, i)) + element, v);
+  }
+  if ((i32)threadIdx.x >= n) return;
+  if (to.decays) {
+    Decay d = decay_of(mine.g);
+    mine.factor = d.factor;
+    mine.slow = d.slow;
+  }
+  gates(p, to.gates)[threadIdx.x] = mine;
 }
 
-// Gates of n records and tokens from base + first on, with their decays.
-DEVICE void stage_decays(const Mamba2Params &p, i64 first, i32 n) {
-  for (i32 i = threadIdx.x; i < n; i += blockDim.x) {
-    Gates g = gates_of(p, first + i);
-    Decay d = decay_of(g.g);
-    g.factor = d.factor;
-    g.slow = d.slow;
-    gates(p, AT_GATES)[i] = g;
+// Decodes C of n tokens of the step from first on.
+DEVICE void stage_c(const Mamba2Params &p, i64 first, i32 n) {
+  const Work &w = work();
+  i32 each = blocks_of(p.state) * (BLOCK / 8);
+#pragma unroll 2
+  for (i32 unit = threadIdx.x; unit < n * each; unit += blockDim.x) {
+    i32 i = unit / each, element = 8 * (unit % each);
+    float v[8];
+    load8(v, span_at(w.span, p.c, first + i, group_of(p)) + element * size_of(p.io), p.io, p.state.columns - element);
+    put8(columns(p, AT_C, i) + element, v);
   }
 }
 
@@ -177,7 +195,7 @@ DEVICE void serial_item(const Mamba2Params &p, i64 item) {
   if (!begin(p.slots, p.batch, p.place, p.state, p.out, item)) return;
   bool extend = p.mode == MODE_EXTEND;
   if (!begin_tiles(p.slots, p.batch, p.place, p.state, p.out, extend)) return;
-  if (threadIdx.x == 0) w.base = w.oldest;
+  if (threadIdx.x == 0) set_base(w.oldest, p.ring_rows);
   __syncthreads();
 #pragma unroll 1
   for (i32 half = 0; half < 2; half += H) {
@@ -190,9 +208,7 @@ DEVICE void serial_item(const Mamba2Params &p, i64 item) {
       // Tokens of the step begin here.
       i32 own = (i32)min(max(w.position - w.base - first, 0ll), (i64)n);
       __syncthreads();
-      stage_rows(p, AT_B, AT_X, first, n);
-      stage_c(p, own, w.base + first + own - w.position, n - own);
-      stage_decays(p, first, n);
+      stage_rows(p, {AT_B, AT_X, AT_GATES, true}, first, n, own, n);
       __syncthreads();
 #pragma unroll 1
       for (i32 i = 0; i < n; i++) {
@@ -281,27 +297,27 @@ DEVICE void parallel_item(const Mamba2Params &p, i64 item) {
   i32 len = (i32)w.span.len;
 
   // The step's own tokens. Weights of tokens that there are not are zero.
-  if (threadIdx.x == 0) w.base = w.position;
+  if (threadIdx.x == 0) set_base(w.position, p.ring_rows);
   __syncthreads();
-  stage_rows(p, AT_OWN_B, AT_OWN_X, 0, len);
-  for (i32 t = threadIdx.x; t < len; t += blockDim.x) gates(p, AT_OWN_GATES)[t] = token_gates(p, t);
+  stage_rows(p, {AT_OWN_B, AT_OWN_X, AT_OWN_GATES, false}, 0, len, 0, min(len, (i32)TOKENS));
   for (i32 i = threadIdx.x; i < TOKENS * WEIGHTS; i += blockDim.x) floats(p, AT_WEIGHTS)[i] = 0.0f;
 
 #pragma unroll 1
   for (i32 half = 0; half < 2; half += H) {
     Lane lane = lane_of(threadIdx.x);
-    Tile<NC, H> tile;
+    // Registers are not enough for the tile and all of a readout: it is loaded once more when it is needed.
     bool folds = w.stop[warp_of()] > w.tag[warp_of()];
-    load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, HIGH && !folds);
+    if (half == 0 && !folds) prefetch_tile<FORMAT>(p.state, checkpoint_of(p.state, p.place.layer), HIGH);
     if (w.last_stop > w.oldest) {
+      Tile<NC, H> tile;
+      load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, false);
       __syncthreads();
-      if (threadIdx.x == 0) w.base = w.oldest;
+      if (threadIdx.x == 0) set_base(w.oldest, p.ring_rows);
 #pragma unroll 1
       for (i64 first = 0; w.oldest + first < w.last_stop; first += CHUNK) {
         i32 n = (i32)min((i64)CHUNK, w.last_stop - w.oldest - first);
         __syncthreads();
-        stage_rows(p, AT_B, AT_X, first, n);
-        stage_decays(p, first, n);
+        stage_rows(p, {AT_B, AT_X, AT_GATES, true}, first, n, 0, 0);
         __syncthreads();
 #pragma unroll 1
         for (i32 i = 0; i < n; i++) {
@@ -311,7 +327,6 @@ DEVICE void parallel_item(const Mamba2Params &p, i64 item) {
       }
       if (folds)
         store_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, w.stop[warp_of()]);
-      if (HIGH && FORMAT == FORMAT_SPLIT32) to_high(tile);
     }
 
     // Readouts, a few tokens at a time.
@@ -320,8 +335,9 @@ DEVICE void parallel_item(const Mamba2Params &p, i64 item) {
     for (i32 block = 0; block < len; block += TOKENS) {
       i32 n = min(len - block, (i32)TOKENS);
       __syncthreads();
-      if (threadIdx.x == 0) w.base = w.first_stop;
-      stage_c(p, 0, block, n);
+      if (threadIdx.x == 0) set_base(w.first_stop, p.ring_rows);
+      // Those of the first block came with their tokens; a second half of the tile needs them again.
+      if (block > 0 || (half > 0 && len > TOKENS)) stage_c(p, block, n);
       float y[TOKENS][H] = {};
       // Log decay of all of this tile's history; of all history newer than the chunk at hand.
       float whole = 0.0f, newer = 0.0f;
@@ -333,8 +349,7 @@ DEVICE void parallel_item(const Mamba2Params &p, i64 item) {
         i64 first = max(end - CHUNK, 0ll);
         i32 held = (i32)(end - first);
         __syncthreads();
-        stage_rows(p, AT_B, AT_X, first, held);
-        for (i32 i = threadIdx.x; i < held; i += blockDim.x) gates(p, AT_GATES)[i] = gates_of(p, first + i);
+        stage_rows(p, {AT_B, AT_X, AT_GATES, false}, first, held, 0, 0);
         __syncthreads();
         float total = newer;
         // The chunk's first record of this tile.
@@ -367,6 +382,8 @@ DEVICE void parallel_item(const Mamba2Params &p, i64 item) {
           if (lane.quad == t % 4) channels(p, AT_Y, t)[channel + 8 * h] = sum;
         }
       __syncwarp();
+      Tile<NC, H> tile;
+      load_tile<FORMAT>(tile, p.state, checkpoint_of(p.state, p.place.layer), lane, half, HIGH);
       float elapsed = whole;
 #pragma unroll 1
       for (i32 t = -block; t < n; t++) {

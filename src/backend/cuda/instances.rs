@@ -177,6 +177,7 @@ impl Key {
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
+            Work::Mamba2Parallel => arch < 100,
             Work::DeltaParallel => self.kda,
             _ => false,
         };
