@@ -876,6 +876,11 @@ fn wrong_batches(script: &mut Script, model: &Model) -> Vec<Wrong> {
         bad.cu = cu.into();
         good.cu = of_good.into();
         rows.iter().for_each(|&r| good.slots[r as usize] = -1);
+        for r in 0..ROWS {
+            let len = good.cu[r + 1] - good.cu[r];
+            good.counts[r] = good.counts[r].min(len.max(0));
+        }
+        bad.counts = good.counts.clone();
         let bits = REPLAYSSM_FAULT_LENGTH;
         Wrong { what, bad, good, bits, rows, overlaps, convention: REPLAYSSM_ACCEPTED }
     };
@@ -965,6 +970,7 @@ fn wrong_arrays_harm_nobody_else() {
         let mut round = wrong.good.clone();
         round.cu = (0..=ROWS as i32).map(|r| 2 * r).collect();
         round.slots = (0..ROWS as i64).collect();
+        round.counts = vec![1; ROWS];
         [&model, &clean].iter().for_each(|model| model.run(&round, 0));
         same(&format!("{what}: the next batch"), &clean.outputs(), &model.outputs());
         assert_eq!(model.report(false).bits, 0, "{what}: the next batch");

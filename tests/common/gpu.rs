@@ -177,10 +177,12 @@ impl Gpu {
         self.check(unsafe { (self.f.set_current)(self.context as Handle) }, "cuCtxSetCurrent");
     }
 
-    /// Leaves the calling thread without a context.
+    /// Leaves the calling thread without a context. There may be several, one upon the other.
     pub fn leave(&self) {
-        // SAFETY: none is a context.
-        self.check(unsafe { (self.f.set_current)(null_mut()) }, "cuCtxSetCurrent");
+        while self.current() != 0 {
+            // SAFETY: none is a context.
+            self.check(unsafe { (self.f.set_current)(null_mut()) }, "cuCtxSetCurrent");
+        }
     }
 
     /// The calling thread's context; 0: none.

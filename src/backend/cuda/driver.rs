@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// Functions that are called.
-const FUNCTIONS: [&CStr; 34] = [
+const FUNCTIONS: [&CStr; 33] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuGetErrorName",
@@ -36,7 +36,6 @@ const FUNCTIONS: [&CStr; 34] = [
     c"cuCtxGetDevice",
     c"cuCtxPushCurrent_v2",
     c"cuCtxPopCurrent_v2",
-    c"cuCtxSynchronize",
     c"cuMemAlloc_v2",
     c"cuMemFree_v2",
     c"cuMemHostAlloc",
@@ -271,8 +270,9 @@ impl Device {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the out-parameter is a field of ours.
         check(unsafe { sys::cuStreamCreate(&mut self.side, flags) }, "cuStreamCreate")?;
-        self.base = context_of(self.side).unwrap_or(self.context);
-        Ok(())
+        let (status, base) = context_of(self.side);
+        self.base = base;
+        check(status, "cuStreamGetCtx")
     }
 
     /// Zeroed device memory.
@@ -340,8 +340,21 @@ impl Device {
             return Ok(());
         }
         let _inside = Inside::enter(self.context)?;
-        if context_of(stream as CUstream) == Some(self.base) {
+        let (status, context) = context_of(stream as CUstream);
+        if status == CUresult::CUDA_SUCCESS && context == self.base {
             return Ok(());
+        }
+        // What is wrong may be another thing than the stream: a capture that was broken, work that has failed.
+        use CUresult as R;
+        if !matches!(
+            status,
+            R::CUDA_SUCCESS
+                | R::CUDA_ERROR_INVALID_VALUE
+                | R::CUDA_ERROR_INVALID_HANDLE
+                | R::CUDA_ERROR_INVALID_CONTEXT
+                | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        ) {
+            return check(status, "cuStreamGetCtx");
         }
         Err(Error::WrongStream {
             value: format!("{stream:#x}"),
@@ -380,11 +393,11 @@ impl Device {
     }
 }
 
-/// The context whose memory and code a stream has; of a green context's stream the primary one.
-fn context_of(stream: CUstream) -> Option<CUcontext> {
+/// The context whose memory and code a stream has. Of a green context's stream it is the primary one, which the first version of the
+/// driver's function does not say.
+fn context_of(stream: CUstream) -> (CUresult, CUcontext) {
     type GetContexts = unsafe extern "C" fn(CUstream, *mut CUcontext, *mut *mut c_void) -> CUresult;
     static GET: OnceLock<Option<GetContexts>> = OnceLock::new();
-    // Drivers that have green contexts have it. The first version refuses their streams.
     let get = *GET.get_or_init(|| {
         let at = symbol(c"cuStreamGetCtx_v2")?;
         // SAFETY: the function has this type, by the driver's interface.
@@ -397,7 +410,7 @@ fn context_of(stream: CUstream) -> Option<CUcontext> {
         // SAFETY: as above.
         None => unsafe { sys::cuStreamGetCtx(stream, &mut context) },
     };
-    (status == CUresult::CUDA_SUCCESS && !context.is_null()).then_some(context)
+    (status, context)
 }
 
 /// A function that not every driver has. It is open: [`probe`] was here before.
@@ -457,9 +470,7 @@ pub struct DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Ok(_inside) = Inside::enter(self.device.context) {
-            // Whatever still uses the memory ends first.
-            // SAFETY: waits.
-            unsafe { sys::cuCtxSynchronize() };
+            // Whatever still uses the memory ends first: the driver waits. cuCtxSynchronize would end other threads' captures.
             // SAFETY: allocated in this context, freed once.
             unsafe { sys::cuMemFree_v2(self.at) };
         }
@@ -482,8 +493,7 @@ unsafe impl Sync for HostMemory {}
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Ok(_inside) = Inside::enter(self.device.context) {
-            // SAFETY: waits.
-            unsafe { sys::cuCtxSynchronize() };
+            // Waits, as for device memory.
             // SAFETY: allocated in this context, freed once.
             unsafe { sys::cuMemFreeHost(self.at) };
         }
@@ -551,8 +561,7 @@ impl Kernel {
 impl Drop for Kernel {
     fn drop(&mut self) {
         if let Ok(_inside) = Inside::enter(self.device.context) {
-            // SAFETY: waits for launches of the kernel.
-            unsafe { sys::cuCtxSynchronize() };
+            // Waits for launches, as for device memory.
             // SAFETY: loaded once, unloaded once.
             unsafe { sys::cuLibraryUnload(self.library) };
         }
