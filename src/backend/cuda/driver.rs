@@ -561,7 +561,7 @@ impl Kernel {
 impl Drop for Kernel {
     fn drop(&mut self) {
         if let Ok(_inside) = Inside::enter(self.device.context) {
-            // Waits for launches, as for device memory.
+            // This does not wait; the memory of each slots handle, which went before, did.
             // SAFETY: loaded once, unloaded once.
             unsafe { sys::cuLibraryUnload(self.library) };
         }
