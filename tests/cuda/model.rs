@@ -97,8 +97,7 @@ impl Field {
         let size = size_of_dtype(self.dtype);
         let mut bytes = vec![0xFF; self.block.bytes];
         for (i, value) in values.iter().enumerate() {
-            let (token, head, element) =
-                (i / self.elements(), i % self.elements() / self.inner, i % self.inner);
+            let (token, head, element) = (i / self.elements(), i % self.elements() / self.inner, i % self.inner);
             let at = (self.lead + token * self.token + head * self.head + element) * size;
             bytes[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
         }
@@ -335,8 +334,8 @@ impl Delta {
         delta
     }
 
-    fn inputs(&self) -> [(&Field, fn(f64) -> f64); 3] {
-        [(&self.qkv, |n| n), (&self.g, |n| n), (&self.beta, |n| n)]
+    fn inputs(&self) -> [&Field; 3] {
+        [&self.qkv, &self.g, &self.beta]
     }
 
     fn args(&self, row: usize) -> replayssm_delta_args {
@@ -381,8 +380,8 @@ impl Fields {
         fields
     }
 
-    fn inputs(&self) -> Vec<(&Field, fn(f64) -> f64)> {
-        let mut inputs: Vec<(&Field, fn(f64) -> f64)> = vec![(&self.x, |n| n), (&self.z, |n| n), (&self.dt, |n| n)];
+    fn inputs(&self) -> Vec<&Field> {
+        let mut inputs = vec![&self.x, &self.z, &self.dt];
         inputs.extend(self.gdn.inputs());
         inputs.extend(self.kda.inputs());
         inputs
@@ -488,7 +487,7 @@ impl Script {
             counts: vec![],
             resets,
             rewinds,
-            inputs: model.fields.inputs().iter().map(|(f, of)| draw(rng, f.dtype, TOKENS * f.elements(), of)).collect(),
+            inputs: model.fields.inputs().iter().map(|f| draw(rng, f.dtype, TOKENS * f.elements(), |n| n)).collect(),
         };
         // Some rounds are half padding.
         let real = if self.number > 2 && some(rng, 4) { rng.below(ROWS) } else { ROWS };
@@ -562,7 +561,10 @@ impl Model {
                 Block::of(gpu, bytes(&(0..RINGS as i64).collect::<Vec<_>>())),
                 block(RINGS * size_of::<replayssm_cursor>()),
             ],
-            extended: [Block::of(gpu, bytes(&[7i64, 2])), Block::of(gpu, bytes(&[ring_of(7) as i32, ring_of(2) as i32]))],
+            extended: [
+                Block::of(gpu, bytes(&[7i64, 2])),
+                Block::of(gpu, bytes(&[ring_of(7) as i32, ring_of(2) as i32])),
+            ],
             x: block(fields.x.block.bytes),
             fields,
             states: [
@@ -609,7 +611,7 @@ impl Model {
         self.rewind[0].write(bytes(&round.rewinds.iter().map(|r| r.0).collect::<Vec<_>>()));
         self.rewind[1].write(bytes(&round.rewinds.iter().map(|r| r.1).collect::<Vec<_>>()));
         self.rewind[2].write(bytes(&round.rewinds.iter().map(|r| r.2).collect::<Vec<_>>()));
-        for ((field, _), values) in self.fields.inputs().iter().zip(&round.inputs) {
+        for (field, values) in self.fields.inputs().iter().zip(&round.inputs) {
             field.write(values);
         }
         self.fields.outputs().iter().for_each(|(_, field, _)| field.block.fill(0xFF));
@@ -721,10 +723,8 @@ impl Model {
     pub fn enqueue_with(&self, stream: usize, flags: u32, convention: i32, gap: &dyn Fn(Gap)) {
         let (slots, batch, exec) = (self.handles.slots, self.batch(), self.exec(stream, flags));
         let [of_slots, of_rings, generation, position] = &self.reset;
-        let args = desc!(replayssm_reset_args {
-            position: position.part(0).cast(),
-            generation: generation.part(0).cast(),
-        });
+        let args =
+            desc!(replayssm_reset_args { position: position.part(0).cast(), generation: generation.part(0).cast() });
         // SAFETY: everything lives until the work has run, here and below.
         accepted(unsafe { replayssm_reset(slots, &Self::list(RESETS, of_slots, of_rings), &args, &exec) });
         gap(Gap::Inputs);
@@ -750,7 +750,8 @@ impl Model {
         let [rows, tokens] = EXTENDED;
         let of_host = [7i64, 2];
         let rings = of_host.map(|slot| ring_of(slot as usize) as i64);
-        let on_host = |ids: &[i64]| replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 };
+        let on_host =
+            |ids: &[i64]| replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 };
         let host =
             desc!(replayssm_list { n: 2, place: REPLAYSSM_HOST, slots: on_host(&of_host), rings: on_host(&rings) });
         let [of_slots, of_rings] = &self.extended;
