@@ -6,7 +6,7 @@
 #   tests/gpu/breaks.sh --pack FOLDER writes FOLDER/gpu-breaks.tar.xz: the broken programs, for a machine that has a GPU, but no Rust
 #   tests/gpu/breaks.sh --run FOLDER  runs them there
 #
-# Kernels are compiled for REPLAYSSM_CUDA_ARCHS (90), those for up to 128 columns alone. A break of one source takes seconds, one of a
+# Kernels are compiled for REPLAYSSM_CUDA_ARCHS (90), those for up to 128 columns alone; the rest is not optimised. A break of one source takes seconds, one of a
 # header a minute or two.
 #
 # A break is: name ~ file ~ Perl substitution ~ test program ~ test that must fail. What needs no GPU is run where it was built.
@@ -77,7 +77,7 @@ while IFS='~' read -r name file change program test; do
     failures=$((failures + 1))
   elif [ "$mode" != check ]; then
     built=$(cd "$copy" && CARGO_TARGET_DIR=$root/build/gpu-breaks-target "${CARGO:-cargo}" test --locked --no-run \
-      --message-format=json-render-diagnostics --test "$program" </dev/null | python3 -c '
+      --config profile.dev.package.replayssm.opt-level=0 --message-format=json-render-diagnostics --test "$program" </dev/null | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:
