@@ -84,6 +84,7 @@ check: $(NVRTC)
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	tests/breaks.sh --check
+	tests/gpu/breaks.sh --check
 
 test: check
 	tests/run.sh

@@ -13,7 +13,7 @@ use crate::instances::{ARCHITECTURES, Key, PTX};
 use crate::nvrtc::Nvrtc;
 
 /// What every kernel is compiled with. Contraction would change results.
-const OPTIONS: [&str; 7] = [
+pub const OPTIONS: [&str; 7] = [
     "-std=c++17",
     "-default-device",
     "--fmad=false",

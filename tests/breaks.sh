@@ -50,13 +50,13 @@ TABLE
 
 # The copy's tests, not optimised: they stop at the first difference, and compiling would take longer than that.
 broken() {
-  (cd "$copy" && CARGO_TARGET_DIR=$root/build/breaks-target \
+  (cd "$copy" && REPLAYSSM_CUDA=off CARGO_TARGET_DIR=$root/build/breaks-target \
     cargo test --locked --quiet --config profile.dev.package.replayssm.opt-level=0 "$@") >"$copy/log" 2>&1 </dev/null
 }
 
 rm -rf "$copy"
 mkdir -p "$copy"
-cp -r Cargo.toml Cargo.lock build.rs cbindgen.toml rust-toolchain.toml src benches tests include "$copy"
+cp -r Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml cuda src benches tests include "$copy"
 check=false wanted=
 case ${1:-} in --check) check=true ;; *) wanted=${1:-} ;; esac
 red=0 total=0

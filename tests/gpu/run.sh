@@ -4,16 +4,17 @@
 #   tests/gpu/run.sh                      builds the programs with cargo and runs them
 #   tests/gpu/run.sh FOLDER               runs programs that lie there already, as tests/gpu/pack.sh packs them; needs no cargo
 #   tests/gpu/run.sh [FOLDER] NAME...     only these programs
-#   tests/gpu/run.sh --sanitize TOOL ...  the comparison alone, of a few models, under compute-sanitizer: memcheck, racecheck, initcheck,
-#                                         synccheck
+#   tests/gpu/run.sh --sanitize TOOL ...  the comparison of a few models, and short runs of what only makes sense on CUDA, under
+#                                         compute-sanitizer: memcheck, racecheck, initcheck, synccheck
 #
 # Prints a table last: tests that passed, failed and were skipped, seconds. Logs lie in OUT (build/gpu). The status is 0 if no test failed.
 #
 #   LIMIT=seconds       a program's time, 600 by default
 #   REPLAYSSM_ACROSS=n  models of the comparison: all by default, 3 random and 3 named ones under the sanitizer
+#   REPLAYSSM_CUDA_ROUNDS=n  rounds of a test of cuda: all by default, 6 under the sanitizer
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all="across cases delta_cases conv1d exactness readout pairwise position_model"
+all="across cuda cases delta_cases conv1d exactness readout pairwise position_model"
 limit=${LIMIT:-600}
 
 fail() {
@@ -33,7 +34,7 @@ if [ -d "${1:-}" ]; then
   shift
 fi
 programs=${*:-$all}
-[ -z "$tool" ] || programs=across
+if [ -n "$tool" ] && [ -z "$*" ]; then programs="across cuda"; fi
 
 out=${OUT:-build/gpu}
 if [ -z "$folder" ]; then
@@ -61,7 +62,7 @@ if [ -n "$tool" ]; then
     [ -x "$path" ] && sanitizer=$path && break
   done
   [ -n "$sanitizer" ] || fail "compute-sanitizer is not installed; COMPUTE_SANITIZER may name it"
-  export REPLAYSSM_ACROSS=${REPLAYSSM_ACROSS:-3}
+  export REPLAYSSM_ACROSS=${REPLAYSSM_ACROSS:-3} REPLAYSSM_CUDA_ROUNDS=${REPLAYSSM_CUDA_ROUNDS:-6}
 fi
 
 table=
@@ -69,11 +70,16 @@ failures=0
 for name in $programs; do
   program=$folder/$name log=$out/$name${tool:+-$tool}.log
   [ -x "$program" ] || fail "$program is no program"
-  # The comparison makes rigs of both backends by itself.
-  backend=cuda
-  [ "$name" != across ] || backend=cpu
+  # These make contexts of both backends by themselves.
+  backend=cuda tests=
+  case $name in
+    across) backend=cpu tests=cuda_equals ;;
+    # Exactly sized memory; not those that need most of the device's.
+    cuda) backend=cpu tests="graph dependent wrong aligned streams_share green" ;;
+  esac
   set -- "$program" --show-output
-  [ -z "$tool" ] || set -- "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --show-output --test-threads=1 cuda_equals
+  # shellcheck disable=SC2086 # a word for each test
+  [ -z "$tool" ] || set -- "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --show-output --test-threads=1 $tests
   echo "     Running $name"
   start=$SECONDS
   REPLAYSSM_TEST_BACKEND=$backend timeout --kill-after=10 "$limit" "$@" </dev/null >"$log" 2>&1
@@ -94,7 +100,7 @@ for name in $programs; do
     awk '/^failures:$/ { failures = 1 } failures' "$log" | head -60
   elif [ "$ok" = 0 ]; then
     failed=1 note="ran no test"
-  elif grep -q '^skipped: across ' "$log"; then
+  elif [ "$backend" = cpu ] && grep -qE '^skipped: .* because (context_desc|this library)' "$log"; then
     failed=$skipped skipped=0 ok=$((ok - failed)) note="there is no CUDA backend"
   fi
   failures=$((failures + failed))

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// Functions that are called.
-const FUNCTIONS: [&CStr; 34] = [
+const FUNCTIONS: [&CStr; 33] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuGetErrorName",
@@ -36,7 +36,6 @@ const FUNCTIONS: [&CStr; 34] = [
     c"cuCtxGetDevice",
     c"cuCtxPushCurrent_v2",
     c"cuCtxPopCurrent_v2",
-    c"cuCtxSynchronize",
     c"cuMemAlloc_v2",
     c"cuMemFree_v2",
     c"cuMemHostAlloc",
@@ -160,6 +159,8 @@ pub struct Device {
     primary: Option<CUdevice>,
     /// A stream of our own, that waits for no other.
     side: CUstream,
+    /// Whose memory and code it has: the context, or of a green one the primary.
+    base: CUcontext,
     /// Ordinal.
     pub ordinal: i32,
     /// As "NVIDIA H200".
@@ -242,6 +243,7 @@ impl Device {
             context,
             primary,
             side: null_mut(),
+            base: null_mut(),
             ordinal: device,
             name: String::new(),
             arch: 0,
@@ -267,7 +269,10 @@ impl Device {
         self.name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the out-parameter is a field of ours.
-        check(unsafe { sys::cuStreamCreate(&mut self.side, flags) }, "cuStreamCreate")
+        check(unsafe { sys::cuStreamCreate(&mut self.side, flags) }, "cuStreamCreate")?;
+        let (status, base) = context_of(self.side);
+        self.base = base;
+        check(status, "cuStreamGetCtx")
     }
 
     /// Zeroed device memory.
@@ -335,30 +340,26 @@ impl Device {
             return Ok(());
         }
         let _inside = Inside::enter(self.context)?;
-        let mut context = null_mut();
-        // SAFETY: by the caller's promise, a stream; the driver refuses what it does not know.
-        let status = unsafe { sys::cuStreamGetCtx(stream as CUstream, &mut context) };
-        if status == CUresult::CUDA_SUCCESS && context == self.context {
+        let (status, context) = context_of(stream as CUstream);
+        if status == CUresult::CUDA_SUCCESS && context == self.base {
             return Ok(());
         }
-        // A green context's stream belongs to a part of the same device.
-        if status == CUresult::CUDA_SUCCESS && self.is_green_here(context) {
-            return Ok(());
+        // What is wrong may be another thing than the stream: a capture that was broken, work that has failed.
+        use CUresult as R;
+        if !matches!(
+            status,
+            R::CUDA_SUCCESS
+                | R::CUDA_ERROR_INVALID_VALUE
+                | R::CUDA_ERROR_INVALID_HANDLE
+                | R::CUDA_ERROR_INVALID_CONTEXT
+                | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        ) {
+            return check(status, "cuStreamGetCtx");
         }
         Err(Error::WrongStream {
             value: format!("{stream:#x}"),
             expected: format!("a stream of the context on device {} is expected", self.ordinal).into(),
         })
-    }
-
-    /// Whether a context is a green one of this device, which shares the primary context's memory and code.
-    fn is_green_here(&self, context: CUcontext) -> bool {
-        let Some(of_stream) = green_of(context) else { return false };
-        let Ok(_inside) = Inside::enter(of_stream) else { return false };
-        let mut device = -1;
-        // SAFETY: the out-parameter is a local.
-        unsafe { sys::cuCtxGetDevice(&mut device) };
-        self.primary.is_some_and(|primary| primary == device)
     }
 
     /// Enqueues a kernel.
@@ -392,9 +393,42 @@ impl Device {
     }
 }
 
-/// The context behind a stream if it can be entered.
-fn green_of(context: CUcontext) -> Option<CUcontext> {
-    (!context.is_null()).then_some(context)
+/// The context whose memory and code a stream has. Of a green context's stream it is the primary one, which the first version of the
+/// driver's function does not say.
+fn context_of(stream: CUstream) -> (CUresult, CUcontext) {
+    type GetContexts = unsafe extern "C" fn(CUstream, *mut CUcontext, *mut *mut c_void) -> CUresult;
+    static GET: OnceLock<Option<GetContexts>> = OnceLock::new();
+    let get = *GET.get_or_init(|| {
+        let at = symbol(c"cuStreamGetCtx_v2")?;
+        // SAFETY: the function has this type, by the driver's interface.
+        Some(unsafe { std::mem::transmute::<*mut c_void, GetContexts>(at) })
+    });
+    let (mut context, mut green) = (null_mut(), null_mut());
+    let status = match get {
+        // SAFETY: by the caller's promise, a stream; the driver refuses what it does not know. Out-parameters are locals.
+        Some(get) => unsafe { get(stream, &mut context, &mut green) },
+        // SAFETY: as above.
+        None => unsafe { sys::cuStreamGetCtx(stream, &mut context) },
+    };
+    (status, context)
+}
+
+/// A function that not every driver has. It is open: [`probe`] was here before.
+#[cfg(unix)]
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: NVIDIA's library, which is never closed.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        return None;
+    }
+    // SAFETY: the library is open, the name ends with a zero.
+    let at = unsafe { libc::dlsym(library, name.as_ptr()) };
+    (!at.is_null()).then_some(at)
+}
+
+#[cfg(not(unix))]
+fn symbol(_: &CStr) -> Option<*mut c_void> {
+    None
 }
 
 impl Drop for Device {
@@ -436,9 +470,7 @@ pub struct DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Ok(_inside) = Inside::enter(self.device.context) {
-            // Whatever still uses the memory ends first.
-            // SAFETY: waits.
-            unsafe { sys::cuCtxSynchronize() };
+            // Whatever still uses the memory ends first: the driver waits. cuCtxSynchronize would end other threads' captures.
             // SAFETY: allocated in this context, freed once.
             unsafe { sys::cuMemFree_v2(self.at) };
         }
@@ -461,8 +493,7 @@ unsafe impl Sync for HostMemory {}
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Ok(_inside) = Inside::enter(self.device.context) {
-            // SAFETY: waits.
-            unsafe { sys::cuCtxSynchronize() };
+            // Waits, as for device memory.
             // SAFETY: allocated in this context, freed once.
             unsafe { sys::cuMemFreeHost(self.at) };
         }
@@ -530,8 +561,7 @@ impl Kernel {
 impl Drop for Kernel {
     fn drop(&mut self) {
         if let Ok(_inside) = Inside::enter(self.device.context) {
-            // SAFETY: waits for launches of the kernel.
-            unsafe { sys::cuCtxSynchronize() };
+            // This does not wait; the memory of each slots handle, which went before, did.
             // SAFETY: loaded once, unloaded once.
             unsafe { sys::cuLibraryUnload(self.library) };
         }
