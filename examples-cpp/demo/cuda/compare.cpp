@@ -35,11 +35,11 @@ class GpuComparison {
   GpuComparison(const Device& device, const GpuTask& task) : device_(device), task_(task), weights_(device, task.weights) {}
 
   GpuResult run() {
-    std::printf("A step is one CUDA graph: drafts, embedding, all layers, sampling, verification, commit; positions, counts and texts\n"
-                "stay on the device. us: of a whole step or token, most of it in the example's own simple kernels for dense layers.\n\n");
-    std::printf("%-22s %-13s %5s %7s %8s %8s %8s %11s %7s  %s\n", "update", "state", "batch", "tokens", "accepted", "us/step",
-                "us/token", "state bytes", "plain/", "text");
-    std::printf("%-22s %-13s %5s %7s %8s %8s %8s %11s %7s\n", "", "", "", "", "/step", "", "", "per token", "this");
+    std::printf("A step is one CUDA graph, from the drafts to the commit; positions, counts and texts stay on the device. us: of whole\n"
+                "steps on the device's clock; `rest`: of a step without the library's calls, in simple kernels of the example's own.\n\n");
+    std::printf("%-22s %-13s %5s %7s %8s %8s %7s %8s %11s %7s  %s\n", "update", "state", "batch", "tokens", "accepted", "us/step",
+                "rest", "us/token", "state bytes", "plain/", "text");
+    std::printf("%-22s %-13s %5s %7s %8s %8s %7s %8s %11s %7s\n", "", "", "", "", "/step", "", "", "", "per token", "this");
     reference();
     for (const GpuWay& way : {PLAIN, REPLAY, HEAD, RANDOM}) {
       for (const int batch : {1, batch_size()}) exact(way, batch);
@@ -49,7 +49,7 @@ class GpuComparison {
     }
     std::printf("\n");
     against_cpu();
-    if (!graphs_.empty()) std::printf("%s\n", graphs_.c_str());
+    std::printf("%s.\n", graphs_.c_str());
     result_.ran = true;
     return result_;
   }
@@ -78,7 +78,7 @@ class GpuComparison {
     const auto alone = decoder(PLAIN, 1, REPLAYSSM_READOUT_EXACT, task_.requests);
     for (const Request& request : task_.requests) reference_.add(alone->generate(&request));
     plain_bytes_ = reference_.state_bytes / static_cast<double>(reference_.bytes);
-    print(PLAIN, "SPLIT32", 1, reference_, "the texts to compare with");
+    print(PLAIN, "SPLIT32", 1, reference_, alone->seconds_without_library(), "the texts to compare with");
   }
 
   void exact(const GpuWay& way, int batch) {
@@ -91,23 +91,24 @@ class GpuComparison {
     result_.identical = result_.identical && same;
     result_.broken_same += broken && same ? 1 : 0;
     if (way.drafts == Drafts::Random) result_.exercised = result_.exercised && outcome.every_count;
-    print(way, way.update == Update::Plain ? "SPLIT32" : "SPLIT32 EXACT", batch, outcome, same ? "same" : "DIFFERS");
+    print(way, way.update == Update::Plain ? "SPLIT32" : "SPLIT32 EXACT", batch, outcome,
+          run->seconds_without_library(), same ? "same" : "DIFFERS");
     if (batch == 1) {
-      graphs_ += graphs_.empty() ? "Nodes of a step's graph, batch 1: " : ", ";
-      graphs_ += std::string(way.name) + " " + std::to_string(run->nodes());
+      graphs_ += (graphs_.empty() ? "Nodes of a step's graph: " : "; ") + std::string(way.name) + ": " + std::to_string(run->nodes());
     }
   }
 
   void high(const GpuWay& way, int batch) {
     const std::vector<Request> requests = requests_for(batch);
-    const GpuOutcome outcome = decoder(way, batch, REPLAYSSM_READOUT_HIGH, requests)->generate(requests.data());
+    const auto run = decoder(way, batch, REPLAYSSM_READOUT_HIGH, requests);
+    const GpuOutcome outcome = run->generate(requests.data());
     const Parting parting = part(outcome.texts, reference_.texts, outcome.margins);
     char text[96] = "same";
     if (parting.found) {
       std::snprintf(text, sizeof text, "another draw at byte %zu of request %zu, won by %.4f", parting.byte, parting.request,
                     parting.margin);
     }
-    print(way, "SPLIT32 HIGH", batch, outcome, text);
+    print(way, "SPLIT32 HIGH", batch, outcome, run->seconds_without_library(), text);
   }
 
   void against_cpu() const {
@@ -139,15 +140,16 @@ class GpuComparison {
     return {};
   }
 
-  void print(const GpuWay& way, const char* state, int batch, const GpuOutcome& outcome, const char* text) const {
+  void print(const GpuWay& way, const char* state, int batch, const GpuOutcome& outcome, double rest,
+             const char* text) const {
     const double bytes = static_cast<double>(outcome.bytes), steps = static_cast<double>(outcome.steps);
     const double per_byte = outcome.state_bytes / bytes;
     char accepted[16] = "";
     if (way.drafts != Drafts::None) {
       std::snprintf(accepted, sizeof accepted, "%.2f", static_cast<double>(outcome.accepted) / static_cast<double>(outcome.row_steps));
     }
-    std::printf("%-22s %-13s %5d %7lld %8s %8.1f %8.1f %11.0f %7.2f  %s\n", way.name, state, batch, outcome.bytes, accepted,
-                1e6 * outcome.seconds / steps, 1e6 * outcome.seconds / bytes, per_byte, plain_bytes_ / per_byte, text);
+    std::printf("%-22s %-13s %5d %7lld %8s %8.1f %7.1f %8.1f %11.0f %7.2f  %s\n", way.name, state, batch, outcome.bytes, accepted,
+                1e6 * outcome.seconds / steps, 1e6 * rest, 1e6 * outcome.seconds / bytes, per_byte, plain_bytes_ / per_byte, text);
     std::fflush(stdout);
   }
 
@@ -180,7 +182,7 @@ GpuResult compare_on_gpu(const GpuTask& task) {
     std::printf("\nNo GPU is used: %s.\n", why.what());
     return {};
   }
-  std::printf("\nThe same on the GPU: %s (the example's kernels: %s). ", device->name().c_str(), device->built().c_str());
+  std::printf("\nThe same on the GPU: %s (the example's kernels: %s).\n", device->name().c_str(), device->built().c_str());
   return GpuComparison(*device, task).run();
 }
 

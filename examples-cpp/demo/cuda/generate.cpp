@@ -8,6 +8,7 @@ namespace cuda {
 namespace {
 
 constexpr int LOOK_EVERY = 16;  // steps with drafts between two looks at the lengths of the texts
+constexpr int STEPS_TO_TIME = 100;
 
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
 
@@ -69,9 +70,17 @@ void Decoder::step() {
   model_.forward(batch_, n_rows_ * tokens_, tokens_);
   model_.sample(tokens_);
   model_.verify(tokens_);
-  auto commit = replayssm::init<replayssm_commit_args>();
-  if (update_ == Update::Replay) commit.counts = model_.rows().counts.get();
-  model_.slots().commit(batch_, &commit, &model_.exec());
+  model_.commit(batch_, update_ == Update::Replay);
+}
+
+double Decoder::seconds_without_library() {
+  model_.leave_library_out(true);
+  const Graph rest(device_, [this] { step(); });
+  model_.leave_library_out(false);
+  const Stopwatch watch(device_);
+  watch.start();
+  for (int i = 0; i < STEPS_TO_TIME; ++i) rest.launch();
+  return watch.stop() / STEPS_TO_TIME;
 }
 
 // Slots for the requests; their prompts, of any lengths, in one extend; the first byte of each text.
@@ -117,7 +126,7 @@ void Decoder::prompts(const Request* requests) {
   batch.n_tokens = ends.back();
   batch.cu_seqlens = cu_seqlens.get();
   model_.forward(batch, ends.back(), 0);
-  model_.slots().commit(batch, nullptr, &model_.exec());
+  model_.commit(batch, false);
   model_.last_logits();
   model_.sample(1);
   model_.verify(1, true);

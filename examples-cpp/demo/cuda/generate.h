@@ -35,6 +35,8 @@ class Decoder {
 
   // n_rows requests at once. corrupt_at: after this many steps a ring row of the first is overwritten; -1: never.
   GpuOutcome generate(const Request* requests, int corrupt_at = -1, Family corrupt_in = MAMBA2);
+  // A step's time without the library's calls, to take from the whole; after `generate`, whose last positions it uses.
+  double seconds_without_library();
   std::size_t nodes() const { return graph_->nodes(); }
 
  private:

@@ -1,7 +1,7 @@
 // The model's dense layers on the GPU: simple kernels that do dense.cpp's operations in dense.cpp's order, so that a row's numbers
 // are the same bytes on both. Sums over `in` are chains of one thread each, as there; products and sums are rounded one by one (the
 // build turns contraction off). exp is glibc's algorithm, operation by operation; only log, in fp64 before it is rounded, is CUDA's own.
-// Fast they are not: a chain waits for itself at every step. Compiled by NVRTC when the demo starts, behind params.h.
+// They are not the fastest: a chain waits for itself at every step. Compiled by NVRTC when the demo starts, behind params.h.
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 using namespace demo::cuda;
@@ -42,7 +42,7 @@ __device__ unsigned short bf16_of(float x) {
 // 1 / sqrt(mean(x^2) + eps), the sum a chain from x[0] on; x's elements lie `stride` apart.
 __device__ float norm_scale(const float* x, int stride, int n, float eps) {
   float sum = 0;
-#pragma unroll 16
+#pragma unroll 32
   for (int i = 0; i < n; i++) sum += x[i * stride] * x[i * stride];
   return 1.0f / sqrtf(sum / (float)n + eps);
 }
@@ -66,26 +66,48 @@ extern "C" __global__ void embed(EmbedArgs a) {
   for (int i = threadIdx.x; i < a.d; i += blockDim.x) a.h[(long long)blockIdx.x * a.d + i] = a.embedding[byte * a.d + i];
 }
 
-// Grid: outputs, tokens. A thread has one output of four tokens, whose inputs lie in shared memory side by side: [in][4].
+// sums[t] += sum over i of x[i][t] w[i], one term after another; the weights of the next terms are on their way together.
+template <int SIDE>
+__device__ void chains(const float* w, const float* x, int in, float* sums) {
+  constexpr int AHEAD = 64;
+  int i = 0;
+  for (; i + AHEAD <= in; i += AHEAD) {
+    float weights[AHEAD];
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) weights[j] = w[(i + j) * PANEL_WIDTH];
+    __syncwarp();  // keeps the compiler from loading each weight just before its term
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+#pragma unroll
+      for (int t = 0; t < SIDE; t++) sums[t] += x[(i + j) * SIDE + t] * weights[j];
+    }
+  }
+#pragma unroll 16
+  for (; i < in; i++) {
+#pragma unroll
+    for (int t = 0; t < SIDE; t++) sums[t] += x[i * SIDE + t] * w[i * PANEL_WIDTH];
+  }
+}
+
+// Grid: outputs, tokens. A thread has one output of up to four tokens, whose inputs lie in shared memory: [in][4] side by side, or [in]
+// of one alone.
 extern "C" __global__ void __launch_bounds__(PANEL_WIDTH * PANELS_PER_BLOCK) linear(LinearArgs a) {
-  extern __shared__ float4 x[];
+  extern __shared__ float4 shared[];
   __shared__ float scales[TOKENS_PER_BLOCK];
-  float* each = (float*)x;
+  float* x = (float*)shared;
   const int first = blockIdx.y * TOKENS_PER_BLOCK, n = min(TOKENS_PER_BLOCK, a.n_tokens - first);
-  for (int t = 0; t < TOKENS_PER_BLOCK; t++) {
+  const int side = n == 1 ? 1 : TOKENS_PER_BLOCK;
+  for (int t = 0; t < side; t++) {
     for (int i = threadIdx.x; i < a.in; i += blockDim.x) {
-      each[i * TOKENS_PER_BLOCK + t] = t < n ? a.x[(long long)(first + t) * a.x_stride + i] : 0.0f;
+      x[i * side + t] = t < n ? a.x[(long long)(first + t) * a.x_stride + i] : 0.0f;
     }
   }
   __syncthreads();
   if (a.norm) {
-    if (threadIdx.x < n) scales[threadIdx.x] = norm_scale(each + threadIdx.x, TOKENS_PER_BLOCK, a.in, a.eps);
+    if (threadIdx.x < n) scales[threadIdx.x] = norm_scale(x + threadIdx.x, side, a.in, a.eps);
     __syncthreads();
     for (int t = 0; t < n; t++) {
-      for (int i = threadIdx.x; i < a.in; i += blockDim.x) {
-        float* value = &each[i * TOKENS_PER_BLOCK + t];
-        *value = *value * scales[t] * a.norm[i];
-      }
+      for (int i = threadIdx.x; i < a.in; i += blockDim.x) x[i * side + t] = x[i * side + t] * scales[t] * a.norm[i];
     }
     __syncthreads();
   }
@@ -93,14 +115,10 @@ extern "C" __global__ void __launch_bounds__(PANEL_WIDTH * PANELS_PER_BLOCK) lin
   if (o >= a.out) return;
   const float* w = a.panels + (long long)(o / PANEL_WIDTH) * a.in * PANEL_WIDTH + o % PANEL_WIDTH;
   float sums[TOKENS_PER_BLOCK] = {};
-#pragma unroll 16
-  for (int i = 0; i < a.in; i++) {
-    const float weight = w[i * PANEL_WIDTH];
-    const float4 value = x[i];
-    sums[0] += value.x * weight;
-    sums[1] += value.y * weight;
-    sums[2] += value.z * weight;
-    sums[3] += value.w * weight;
+  if (n == 1) {
+    chains<1>(w, x, a.in, sums);
+  } else {
+    chains<TOKENS_PER_BLOCK>(w, x, a.in, sums);
   }
 #pragma unroll
   for (int t = 0; t < TOKENS_PER_BLOCK; t++) {
@@ -172,9 +190,17 @@ extern "C" __global__ void attend(AttentionArgs a) {
   for (int j = threadIdx.x; j < n; j += blockDim.x) {
     const float* key = keys + (long long)j * a.width;
     float sums[8] = {};
+#pragma unroll 8
     for (int i = 0; i < a.dim; i += 8) {
-#pragma unroll
-      for (int lane = 0; lane < 8; lane++) sums[lane] += q[i + lane] * key[i + lane];
+      const float4 low = *(const float4*)(key + i), high = *(const float4*)(key + i + 4);
+      sums[0] += q[i] * low.x;
+      sums[1] += q[i + 1] * low.y;
+      sums[2] += q[i + 2] * low.z;
+      sums[3] += q[i + 3] * low.w;
+      sums[4] += q[i + 4] * high.x;
+      sums[5] += q[i + 5] * high.y;
+      sums[6] += q[i + 6] * high.z;
+      sums[7] += q[i + 7] * high.w;
     }
     const float dot = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
     scores[j] = dot * scale;
@@ -195,7 +221,7 @@ extern "C" __global__ void attend(AttentionArgs a) {
   }
   float sum = 0;
   if (threadIdx.x < a.dim) {
-#pragma unroll 16
+#pragma unroll 32
     for (int j = 0; j < n; j++) sum += scores[j] * values[(long long)j * a.width + threadIdx.x];
   }
   __syncthreads();

@@ -205,6 +205,7 @@ void GpuModel::forward(const replayssm_batch& batch, int n_tokens, int tokens) {
 
 template <class Args>
 void GpuModel::call(const replayssm::Layers& pool, std::int32_t layer, const replayssm_batch& batch, const Args& args) {
+  if (!library_) return;
   if (batch.flags & REPLAYSSM_BATCH_EXTEND) {
     pool.extend(layer, batch, args, &exec_);
   } else {
@@ -399,6 +400,13 @@ void GpuModel::last_logits() {
   last.d = c.d_model;
   device_.launch("last_tokens", {count(rows_.n_rows), 1}, THREADS, 0, last);
   launch(linear(weights_.unembedding, rows_.kept.get(), c.d_model, logits_.get(), c.vocab, rows_.n_rows));
+}
+
+void GpuModel::commit(const replayssm_batch& batch, bool counts) {
+  if (!library_) return;
+  auto args = replayssm::init<replayssm_commit_args>();
+  if (counts) args.counts = rows_.counts.get();
+  slots_.commit(batch, &args, &exec_);
 }
 
 void GpuModel::corrupt_newest_record(std::int32_t slot, std::int64_t position, Family family) {

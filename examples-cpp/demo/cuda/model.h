@@ -84,6 +84,11 @@ class GpuModel {
   // Enqueues: logits behind each row's last token alone (of prompts), as sample(1) wants them.
   void last_logits();
 
+  // Enqueues: the end of a step of rows of equal length; `counts`: only what was accepted stays.
+  void commit(const replayssm_batch& batch, bool counts);
+  // From here on, the library's calls are left out: to time the rest.
+  void leave_library_out(bool leave) { library_ = !leave; }
+
   // As Model's.
   void corrupt_newest_record(std::int32_t slot, std::int64_t position, Family family);
   void check_faults() const;
@@ -117,6 +122,7 @@ class GpuModel {
   std::array<Pools, N_FAMILIES> pools_;
   replayssm_exec exec_;
   Rows rows_;
+  bool library_ = true;
 
   // Activations [n_tokens, ..] and the attention's cache [layer, row, position, width].
   Buffer<float> h_, proj_, decay_, y_, hidden_, logits_, keys_, values_, draft_u_, draft_up_;
