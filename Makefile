@@ -56,13 +56,17 @@ examples: $(if $(WITHOUT_CMAKE),,$(filter $(BUILD)/%,$(CMAKE)))
 ifeq ($(WITHOUT_CMAKE),yes)
 	mkdir -p $(BUILD)/examples
 	$(EXAMPLE) examples-cpp/selective_state_update.cpp $(LINKED) -o $(BUILD)/examples/selective_state_update
-	$(EXAMPLE) -ffp-contract=off -pthread -DDEMO_MODEL_FOLDER='"$(CURDIR)/examples-cpp/demo/model"' \
-		examples-cpp/demo/*.cpp $(LINKED) -o $(BUILD)/examples/demo
+	(printf 'R"CUDA('; cat examples-cpp/demo/cuda/params.h examples-cpp/demo/cuda/kernels.cu; echo ')CUDA"') >$(BUILD)/examples/kernels.inc
+	$(EXAMPLE) -ffp-contract=off -pthread -I$(BUILD)/examples -DDEMO_MODEL_FOLDER='"$(CURDIR)/examples-cpp/demo/model"' \
+		-DDEMO_NVRTC='"$(DEMO_NVRTC)"' examples-cpp/demo/*.cpp examples-cpp/demo/cuda/*.cpp $(LINKED) -ldl -o $(BUILD)/examples/demo
 else
-	$(CMAKE) -S examples-cpp -B $(BUILD)/examples -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(BUILD)/install
+	$(CMAKE) -S examples-cpp -B $(BUILD)/examples -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(BUILD)/install -DDEMO_NVRTC='$(DEMO_NVRTC)'
 	$(CMAKE) --build $(BUILD)/examples
 endif
 	$(BUILD)/examples/selective_state_update
+
+# Where the demo finds the compiler of its own kernels, on a machine with a GPU; empty: where the system has it.
+DEMO_NVRTC = $(or $(REPLAYSSM_NVRTC),$(if $(NVRTC),$(BUILD)/nvrtc/nvidia/cuda_nvrtc/lib/libnvrtc.so.12))
 
 # As examples-cpp/CMakeLists.txt has it.
 EXAMPLE = $(CXX) -std=c++17 -O3 -DNDEBUG -Wall -Wextra -Wpedantic -Werror -I$(BUILD)/install/include

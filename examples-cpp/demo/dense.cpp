@@ -80,7 +80,8 @@ DEMO_CLONES void multiply_panels(const float* panels, int n_panels, int in, cons
 
 }  // namespace
 
-Matrix::Matrix(const std::vector<float>& rows, int out, int in) : in_(in), padded_((out + PANEL - 1) / PANEL * PANEL) {
+Matrix::Matrix(const std::vector<float>& rows, int out, int in)
+    : in_(in), out_(out), padded_((out + PANEL - 1) / PANEL * PANEL) {
   const auto n_out = static_cast<std::size_t>(out), n_in = static_cast<std::size_t>(in);
   panels_.resize(static_cast<std::size_t>(padded_) * n_in);
   for (std::size_t o = 0; o < n_out; ++o) {

@@ -34,13 +34,15 @@ class Matrix {
   Matrix(const std::vector<float>& rows, int out, int in);
 
   int in() const { return in_; }
+  int out() const { return out_; }
   // Elements of an output row: `out` rounded up to whole panels.
   int padded() const { return padded_; }
+  const std::vector<float>& panels() const { return panels_; }
   // y [n_rows][y_stride] = W x [n_rows][x_stride]. Each output is one ascending chain over `in`, from +0.
   void multiply(const float* x, std::size_t x_stride, std::size_t n_rows, float* y, std::size_t y_stride) const;
 
  private:
-  int in_ = 0, padded_ = 0;
+  int in_ = 0, out_ = 0, padded_ = 0;
   std::vector<float> panels_;
 };
 

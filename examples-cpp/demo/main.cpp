@@ -6,10 +6,14 @@
 //   - with SPLIT32 and HIGH, it moves a fraction of the state's bytes at the same bits per byte, with logits nearer to
 //     those of fp64 states than a bf16 state's.
 //
-//   demo [--quick] [--break] [--model FOLDER]
+// Where there is a GPU, it writes the same texts there too (cuda/).
+//
+//   demo [--quick] [--break] [--cpu] [--model FOLDER] [--nvrtc FILE]
 //     --quick  small sizes, all checks: seconds
 //     --break  overwrites one ring row in some of the runs, of each family in turn: must end with identical=0, which it
 //              does only if every such run gives another text
+//     --cpu    leaves a GPU alone
+//     --nvrtc  the compiler of the GPU's kernels, libnvrtc.so.12 or newer, if it is not where the build or the system has it
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 #include <algorithm>
@@ -24,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/compare.h"
 #include "generate.h"
 #include "noise.h"
 
@@ -47,8 +52,8 @@ struct Sizes {
 };
 
 struct Options {
-  bool quick = false, corrupt = false;
-  std::string model = DEMO_MODEL_FOLDER;
+  bool quick = false, corrupt = false, cpu = false;
+  std::string model = DEMO_MODEL_FOLDER, nvrtc;
 };
 
 Options read_options(int argc, char** argv) {
@@ -59,10 +64,14 @@ Options read_options(int argc, char** argv) {
       options.quick = true;
     } else if (arg == "--break") {
       options.corrupt = true;
+    } else if (arg == "--cpu") {
+      options.cpu = true;
+    } else if (arg == "--nvrtc" && i + 1 < argc) {
+      options.nvrtc = argv[++i];
     } else if (arg == "--model" && i + 1 < argc) {
       options.model = argv[++i];
     } else {
-      throw std::runtime_error("usage: demo [--quick] [--break] [--model FOLDER]");
+      throw std::runtime_error("usage: demo [--quick] [--break] [--cpu] [--model FOLDER] [--nvrtc FILE]");
     }
   }
   return options;
@@ -297,7 +306,7 @@ class Comparison {
   double accepted_per_step() const { return static_cast<double>(head_accepted_) / static_cast<double>(head_steps_); }
   long long rejected() const { return head_offered_ - head_accepted_; }
   double bytes_ratio() const { return plain_bytes_ / high_bytes_; }
-  const std::string& text() const { return expected_[0]; }
+  const std::vector<std::string>& texts() const { return expected_; }
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
@@ -468,7 +477,8 @@ int run(const Options& options) {
               "    by plain update of 1 and of 64 tokens and by replay of 1 and 4 they are %s\n",
               logits.difference, LOGITS_TOLERANCE, logits.same_bytes ? "the same bytes" : "NOT THE SAME BYTES");
 
-  Comparison comparison(weights, make_requests(heldout, sizes), sizes, options.corrupt);
+  const std::vector<Request> requests = make_requests(heldout, sizes);
+  Comparison comparison(weights, requests, sizes, options.corrupt);
   comparison.run();
   std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s\n"
               "here. `cargo bench --bench cpu` measures states of real size in memory.\n\n");
@@ -476,18 +486,27 @@ int run(const Options& options) {
   std::printf("Draft head: %.2f drafts accepted per step, %lld rejected.\n", comparison.accepted_per_step(),
               comparison.rejected());
 
+  cuda::GpuResult gpu;
+  if (!options.cpu) {
+    gpu = cuda::compare_on_gpu(
+        {weights, requests, sizes.short_text, comparison.texts(), options.corrupt, options.nvrtc});
+  }
+
   const Scores scores = print_scores(file, weights, heldout.substr(0, sizes.bpb_bytes));
-  const std::string prompt = make_requests(heldout, sizes)[0].prompt;
+  const std::string& prompt = requests[0].prompt;
   std::printf("\nThe first request's text; the first %zu bytes were given:\n\n", prompt.size());
-  print_wrapped(prompt + comparison.text().substr(0, 1000));
+  print_wrapped(prompt + comparison.texts()[0].substr(0, 1000));
   std::printf("\n%.0f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 
-  const bool identical = comparison.identical() && logits.same_bytes;
+  // With --break, whether a broken run gave the same text.
+  const bool gpu_identical = options.corrupt ? gpu.broken_same > 0 : gpu.identical;
+  const bool identical = options.corrupt ? comparison.identical() || gpu_identical
+                                         : comparison.identical() && logits.same_bytes && gpu_identical;
   std::printf("RESULT demo identical=%d accepted_per_step=%.2f bytes_ratio=%.2f bpb_fp32=%.4f bpb_split=%.4f "
-              "bpb_bf16=%.4f\n",
+              "bpb_bf16=%.4f gpu=%d\n",
               identical ? 1 : 0, comparison.accepted_per_step(), comparison.bytes_ratio(), scores.fp32, scores.split,
-              scores.bf16);
-  const bool good = identical && comparison.exercised() && comparison.rejected() > 0 &&
+              scores.bf16, gpu.ran ? 1 : 0);
+  const bool good = identical && comparison.exercised() && gpu.exercised && comparison.rejected() > 0 &&
                     comparison.accepted_per_step() >= LEAST_ACCEPTED && scores.fp32 < MOST_BITS &&
                     scores.split < MOST_BITS && scores.right && logits.difference <= LOGITS_TOLERANCE;
   return good ? 0 : 1;

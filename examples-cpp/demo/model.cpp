@@ -17,6 +17,16 @@ replayssm_context_desc context_desc(const Setup& setup) {
   return desc;
 }
 
+std::size_t size(int n) { return static_cast<std::size_t>(n); }
+
+std::size_t state_elements(const Config& c, Family family) {
+  if (family == MAMBA2) return size(c.nheads * c.headdim * c.dstate);
+  const DeltaDims& dims = family == GDN ? c.gdn : c.kda;
+  return size(dims.HV * dims.V * dims.K);
+}
+
+}  // namespace
+
 int window_of(const Setup& setup) { return std::max(16, std::min(256, 8 * setup.max_step_tokens)); }
 
 replayssm_slots_desc slots_desc(const Setup& setup) {
@@ -53,7 +63,6 @@ replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup, Fami
   return desc;
 }
 
-// The convolution in front of the layers of `states`: one packed row of x, B, C or of q, k, v.
 replayssm_pool_desc windows_desc(const Weights& weights, Family family, const replayssm_pool_desc& states) {
   const Config& c = weights.config;
   auto desc = replayssm::init<replayssm_pool_desc>();
@@ -64,16 +73,6 @@ replayssm_pool_desc windows_desc(const Weights& weights, Family family, const re
   desc.width = c.conv_width;
   return desc;
 }
-
-std::size_t size(int n) { return static_cast<std::size_t>(n); }
-
-std::size_t state_elements(const Config& c, Family family) {
-  if (family == MAMBA2) return size(c.nheads * c.headdim * c.dstate);
-  const DeltaDims& dims = family == GDN ? c.gdn : c.kda;
-  return size(dims.HV * dims.V * dims.K);
-}
-
-}  // namespace
 
 Model::Model(const Weights& weights, const Setup& setup)
     : weights_(weights),

@@ -53,6 +53,13 @@ struct Setup {
   bool fp64_states = false;  // state updates by the program's own fp64 recurrences instead of the library; no rollback
 };
 
+// What the library is asked for: the same on the CPU and on the GPU.
+int window_of(const Setup& setup);
+replayssm_slots_desc slots_desc(const Setup& setup);
+replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup, Family family);
+// The convolution in front of the layers of `states`: one packed row of x, B, C or of q, k, v.
+replayssm_pool_desc windows_desc(const Weights& weights, Family family, const replayssm_pool_desc& states);
+
 class Model {
  public:
   Model(const Weights& weights, const Setup& setup);
