@@ -101,7 +101,7 @@ void rms_norm(const float* x, const std::vector<float>& weight, float eps, float
 }
 
 void silu(float* x, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) x[i] = x[i] / (1.0f + std::exp(-x[i]));
+  for (std::size_t i = 0; i < n; ++i) x[i] = x[i] / (1.0f + exp_of(-x[i]));
 }
 
 DEMO_CLONES void attend(const float* q, const float* keys, const float* values, std::size_t stride, std::size_t n_rows,
@@ -126,7 +126,7 @@ DEMO_CLONES void attend(const float* q, const float* keys, const float* values, 
   }
   float total = 0;
   for (std::size_t j = 0; j < n; ++j) {
-    scores[j] = std::exp(scores[j] - largest);
+    scores[j] = exp_of(scores[j] - largest);
     total += scores[j];
   }
   std::fill(out, out + dim, 0.0f);

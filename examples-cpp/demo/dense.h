@@ -49,7 +49,26 @@ class Matrix {
 // y = x / sqrt(mean(x^2) + eps) * weight; y may be x
 void rms_norm(const float* x, const std::vector<float>& weight, float eps, float* y);
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+// e^x within two units in the last place: the same operations on the GPU, whatever the C library does. Below -87 it is e^-87, above 88 e^88.
+inline float exp_of(float x) {
+  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits. ln 2 comes in two parts; then Taylor's series.
+  const float n = x * 1.44269504f + 12582912.0f, k = n - 12582912.0f;
+  const float r = x - k * 0.693145752f - k * 1.42860677e-6f;
+  float p = r * (1.0f / 5040) + 1.0f / 720;
+  p = r * p + 1.0f / 120;
+  p = r * p + 1.0f / 24;
+  p = r * p + 1.0f / 6;
+  p = r * p + 0.5f;
+  std::uint32_t bits;
+  std::memcpy(&bits, &n, sizeof bits);
+  bits = (bits - 0x4B400000u + 127u) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return (1.0f + (r + r * r * p)) * power;
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 
 // x *= sigmoid(x)
 void silu(float* x, std::size_t n);

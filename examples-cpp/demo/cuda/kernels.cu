@@ -1,35 +1,22 @@
 // The model's dense layers on the GPU: simple kernels that do dense.cpp's operations in dense.cpp's order, so that a row's numbers
 // are the same bytes on both. Sums over `in` are chains of one thread each, as there; products and sums are rounded one by one (the
-// build turns contraction off). exp is glibc's algorithm, operation by operation; only log, in fp64 before it is rounded, is CUDA's own.
+// build turns contraction off), and exp is the demo's own; only log, in fp64 before it is rounded, is CUDA's.
 // They are not the fastest: a chain waits for itself at every step. Compiled by NVRTC when the demo starts, behind params.h.
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 using namespace demo::cuda;
 
-// 2^(i / 32)
-__constant__ double POWERS[32] = {
-    0x1p+0,               0x1.059b0d3158574p+0, 0x1.0b5586cf9890fp+0, 0x1.11301d0125b51p+0, 0x1.172b83c7d517bp+0,
-    0x1.1d4873168b9aap+0, 0x1.2387a6e756238p+0, 0x1.29e9df51fdee1p+0, 0x1.306fe0a31b715p+0, 0x1.371a7373aa9cbp+0,
-    0x1.3dea64c123422p+0, 0x1.44e086061892dp+0, 0x1.4bfdad5362a27p+0, 0x1.5342b569d4f82p+0, 0x1.5ab07dd485429p+0,
-    0x1.6247eb03a5585p+0, 0x1.6a09e667f3bcdp+0, 0x1.71f75e8ec5f74p+0, 0x1.7a11473eb0187p+0, 0x1.82589994cce13p+0,
-    0x1.8ace5422aa0dbp+0, 0x1.93737b0cdc5e5p+0, 0x1.9c49182a3f09p+0,  0x1.a5503b23e255dp+0, 0x1.ae89f995ad3adp+0,
-    0x1.b7f76f2fb5e47p+0, 0x1.c199bdd85529cp+0, 0x1.cb720dcef9069p+0, 0x1.d5818dcfba487p+0, 0x1.dfc97337b9b5fp+0,
-    0x1.ea4afa2a490dap+0, 0x1.f50765b6e454p+0};
-
-// e^x as glibc's expf on a processor with fused multiply-add: x = (k + r) ln 2 / 32, 2^(k / 32) from the table, a cubic in r.
+// e^x as dense.h has it.
 __device__ float exp_of(float x) {
-  if (x > 88.72283f) return __int_as_float(0x7F800000);
-  if (x < -103.97208f) return 0.0f;
-  const double scaled = 0x1.71547652b82fep+5, shift = 0x1.8p+52, wide = x;
-  double k = fma(scaled, wide, shift);
-  const long long bits = __double_as_longlong(k);
-  k -= shift;
-  const double r = fma(scaled, wide, -k);
-  const int at = (int)(bits & 31);
-  const double power = __longlong_as_double(__double_as_longlong(POWERS[at]) + ((bits - at) << 47));
-  const double cubic = fma(0x1.c6af84b912394p-20, r, 0x1.ebfce50fac4f3p-13);
-  const double linear = fma(0x1.62e42ff0c52d6p-6, r, 1.0);
-  return (float)(fma(cubic, r * r, linear) * power);
+  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+  const float n = x * 1.44269504f + 12582912.0f, k = n - 12582912.0f;
+  const float r = x - k * 0.693145752f - k * 1.42860677e-6f;
+  float p = r * (1.0f / 5040) + 1.0f / 720;
+  p = r * p + 1.0f / 120;
+  p = r * p + 1.0f / 24;
+  p = r * p + 1.0f / 6;
+  p = r * p + 0.5f;
+  return (1.0f + (r + r * r * p)) * __int_as_float((__float_as_int(n) - 0x4B400000 + 127) << 23);
 }
 
 __device__ float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
