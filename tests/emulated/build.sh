@@ -4,7 +4,7 @@
 #
 #   tests/emulated/build.sh KERNELS OUT [CUDA]
 #
-# KERNELS is a list that the example "kernels" has printed, OUT the folder of the library, CUDA that of the kernels' sources (cuda).
+# KERNELS is a list that the example kernel_list has printed, OUT the folder of the library, CUDA that of the kernels' sources (cuda).
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: tests/emulated/build.sh KERNELS OUT [CUDA]" >&2 && exit 2; }
 mkdir -p "$2"
