@@ -795,7 +795,8 @@ fn cuda_equals_the_cpu_third_share() {
 
 /// Models of one family that differ in little and live long: for breaks of device code, which are to be found with few kernels.
 fn few(family: i32, readout: i32) {
-    let models = [(1, 12, REPLAYSSM_SCHEDULE_STAGGERED), (4, 20, REPLAYSSM_SCHEDULE_NONE), (18, 40, REPLAYSSM_SCHEDULE_NONE)];
+    let models =
+        [(1, 12, REPLAYSSM_SCHEDULE_STAGGERED), (4, 20, REPLAYSSM_SCHEDULE_NONE), (18, 40, REPLAYSSM_SCHEDULE_NONE)];
     on_both(models.map(|(t_max, window, schedule)| {
         let seed = 77 + t_max as u64;
         let spec = Spec {

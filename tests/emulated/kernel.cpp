@@ -1,4 +1,5 @@
-// One kernel for the emulated device. KERNEL: its name. SOURCE: its source. SHARED: the section of its static shared memory.
+// One kernel for the emulated device. KERNEL: its name. SOURCE: its source. SHARED: the section of its static shared memory, which g++ leaves
+// static variables of templates out of: they are shared all the same, but neither counted nor NaN at first.
 #define REPLAYSSM_EMULATED
 #define STRING_OF(x) #x
 #define STRING(x) STRING_OF(x)
@@ -15,7 +16,7 @@ extern "C" char JOIN(__start_, SHARED)[] __attribute__((weak)), JOIN(__stop_, SH
 #define replayssm_kernel KERNEL
 // Each in a namespace of its own: they share names, not meanings.
 namespace JOIN(of_, KERNEL) {
-extern char shared_memory[] __asm__("emulated_shared_memory");
+extern EMULATED_SHARED char shared_memory[] __asm__("emulated_shared_memory");
 #include SOURCE
 
 template <typename Params>
