@@ -205,7 +205,7 @@ void start() {
   if (at == MAP_FAILED) abort();
   stacks = (char *)at;
   for (size_t i = 0; i < MOST_THREADS; i++) mprotect(stacks + i * STACK, PAGE, PROT_NONE);
-  const char *seed = getenv("REPLAYSSM_EMULATED_SEED");
+  const char *seed = getenv("REPLAYSSM_TEST_SEED");
   lots = seed ? strtoull(seed, nullptr, 10) : 1;
 }
 

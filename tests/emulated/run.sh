@@ -5,7 +5,7 @@
 #   tests/emulated/run.sh NAME [ARGS]   one program (exactness and readout too), with arguments for its harness
 #
 #   REPLAYSSM_ACROSS=n          models of the comparison: all by default
-#   REPLAYSSM_EMULATED_SEED=n   another order of blocks, warps and threads
+#   REPLAYSSM_TEST_SEED=n   another order of blocks, warps and threads
 #
 # exactness and readout take many minutes here, and stay out. Where it cannot be done, a line "skipped: emulated: ..." says why, and the status is 0.
 set -euo pipefail
