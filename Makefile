@@ -11,7 +11,7 @@ CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 # Where there is none, and Python cannot install packages either (Debian's without python3-venv), the examples are compiled without.
 WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 
-.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header breaks aarch64 install uninstall clean
+.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header breaks emulated aarch64 install uninstall clean
 
 all: lib
 
@@ -32,7 +32,7 @@ endif
 # Kernels of a library that serves other machines are for all architectures, a few minutes' work. Demonstrations and tests need those of
 # this machine's GPU, or of any one to see that they compile.
 LOCAL_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | sed 's/\..*/0/')
-demo demo-quick examples test check header breaks: export REPLAYSSM_CUDA_ARCHS ?= $(or $(LOCAL_ARCH),90)
+demo demo-quick examples test check header breaks emulated: export REPLAYSSM_CUDA_ARCHS ?= $(or $(LOCAL_ARCH),90)
 # What the library was last built with: a change builds it again.
 $(BUILD)/kernels-for: FORCE
 	@mkdir -p $(BUILD)
@@ -94,8 +94,12 @@ test: check
 	tests/run.sh
 
 # Shows that the exactness tests can fail; a few minutes.
-breaks:
+breaks: $(NVRTC)
 	tests/breaks.sh
+
+# A part of `make test`: the CUDA backend on a device that is not there.
+emulated: $(NVRTC)
+	tests/emulated/run.sh
 
 # A part of `make test`: builds for aarch64, runs byte tests under qemu.
 aarch64:

@@ -724,7 +724,7 @@ fn named() -> Vec<(i32, usize, usize)> {
 }
 
 /// Every model: a name, options, a convolution and rounds.
-fn models() -> Vec<(String, Spec, Shape, u64, usize)> {
+fn models() -> Vec<Model> {
     let mut models = Vec::new();
     for seed in 0..150u64 {
         let mut rng = Rng(seed * 7919 + 5);
@@ -755,20 +755,27 @@ fn models() -> Vec<(String, Spec, Shape, u64, usize)> {
     models
 }
 
-/// Runs one of `of` shares of the models.
-fn share(number: usize, of: usize) {
+type Model = (String, Spec, Shape, u64, usize);
+
+/// Runs models on both backends.
+fn on_both(models: impl IntoIterator<Item = Model>) {
     let probe = device::context(REPLAYSSM_BACKEND_CUDA, 0);
     let probe = match probe {
         Err(why) => return println!("skipped: across because {why}"),
         Ok(context) => context,
     };
-    for (name, spec, shape, seed, rounds) in models().into_iter().skip(number).step_by(of) {
+    for (name, spec, shape, seed, rounds) in models {
         println!("{name}, {shape:?}");
         let rigs = [REPLAYSSM_BACKEND_CPU, REPLAYSSM_BACKEND_CUDA]
             .map(|backend| Rig::on_backend(backend, spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}")));
         Both::new(name, rigs, shape, seed).run(rounds);
     }
     replayssm_context_destroy(probe);
+}
+
+/// Runs one of `of` shares of the models.
+fn share(number: usize, of: usize) {
+    on_both(models().into_iter().skip(number).step_by(of));
 }
 
 #[test]
@@ -784,6 +791,54 @@ fn cuda_equals_the_cpu_second_share() {
 #[test]
 fn cuda_equals_the_cpu_third_share() {
     share(2, 3);
+}
+
+/// Models of one family that differ in little and live long: for breaks of device code, which are to be found with few kernels.
+fn few(family: i32, readout: i32) {
+    let models =
+        [(1, 12, REPLAYSSM_SCHEDULE_STAGGERED), (4, 20, REPLAYSSM_SCHEDULE_NONE), (18, 40, REPLAYSSM_SCHEDULE_NONE)];
+    on_both(models.map(|(t_max, window, schedule)| {
+        let seed = 77 + t_max as u64;
+        let spec = Spec {
+            family,
+            readout,
+            format: REPLAYSSM_FORMAT_SPLIT32,
+            groups: 2,
+            heads: 4,
+            headdim: 24,
+            dstate: 40,
+            layers: 2,
+            io: REPLAYSSM_BF16,
+            out: REPLAYSSM_F32,
+            t_max,
+            window,
+            keep: 3,
+            schedule,
+            rings: 13,
+            seed,
+            ..Spec::default()
+        };
+        let mut rng = Rng(seed);
+        (format!("{t_max} tokens: {spec:?}"), spec, random_shape(&mut rng), seed, 40)
+    }));
+}
+
+#[test]
+fn few_models_of_mamba2() {
+    few(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_EXACT);
+    few(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_FULL);
+}
+
+#[test]
+fn few_models_of_gdn() {
+    few(REPLAYSSM_GDN, REPLAYSSM_READOUT_EXACT);
+    few(REPLAYSSM_GDN, REPLAYSSM_READOUT_FULL);
+}
+
+#[test]
+fn few_models_of_kda() {
+    few(REPLAYSSM_KDA, REPLAYSSM_READOUT_EXACT);
+    few(REPLAYSSM_KDA, REPLAYSSM_READOUT_FULL);
 }
 
 /// One thread beside three.

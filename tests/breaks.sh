@@ -5,7 +5,8 @@
 #   tests/breaks.sh WORDS      only those whose names match the regular expression
 #   tests/breaks.sh --check    only checks that every break still applies (a second)
 #
-# A break is: name ~ file ~ Perl substitution ~ cargo test arguments that must fail.
+# A break is: name ~ file ~ Perl substitution ~ cargo test arguments that must fail. Those of device code are tried on the emulated device
+# (tests/emulated), with the kernels of SPLIT32 for up to 128 columns.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -45,6 +46,18 @@ a reset copies the list of pools~src/replay/slots.rs~s/(pub fn reset.*?self\.poo
 a 16-bit tile goes on as it was before its store~src/backend/cpu/tiles.rs~s/unsafe \{ raw::load\(self\.row\(row\), self\.dtype\(\), source\) \};//~--test exactness sixteen_bit
 ring ids read from the slot ids~src/backend/cpu/rows.rs~s/raw::id\(ids\.1, i\)/raw::id(ids.0, i)/~--test pairwise quarter
 D per element read as D per head~src/ffi/convert.rs~s/(switch\("args\.D_per_element", from\.D_per_element\)\?)/$1 \&\& false/~--test pairwise quarter
+a kernel folds one token fewer~cuda/mamba2/mamba2.cuh~s/(>= w\.tag\[warp_of\(\)\] && at) < (w\.stop)/$1 + 1 < $2/~--test across few_models_of_mamba2
+a kernel's record off by one row~cuda/mamba2/mamba2.cuh~s/i64 at = w\.position \+ t;/i64 at = w.position + t + 1;/~--test across few_models_of_mamba2
+a kernel takes its gates from the next record~cuda/mamba2/mamba2.cuh~s/gates_of\(p, first \+ threadIdx\.x\)/gates_of(p, first + min((i32)threadIdx.x + 1, n - 1))/~--test across few_models_of_mamba2
+a kernel without a barrier behind what it stages~cuda/mamba2/mamba2.cuh~s/(AT_GATES, true\}, first, n, own, n\);\n)\s*__syncthreads\(\);/$1/~--test across few_models_of_mamba2
+a barrier for a part of a kernel's warps~cuda/delta/delta.cuh~s/(    stage_v<ROWS>\(p, channels\(p, AT_V, i\), at \+ i\);\n)/$1    __syncthreads();\n/~--test across few_models_of_gdn
+contraction in a kernel's update~cuda/delta/delta.cuh~s/__fmul_rn\(beta, __fsub_rn\(v\[8 \* h\], u\[h\]\)\)/fma(beta, v[8 * h], -__fmul_rn(beta, u[h]))/~--test across few_models_of_gdn
+a kernel's tag not set~cuda/common/block.cuh~s/(lane_index\(\) == 0) && w\.tag_at/$1 && w.live > 1 && w.tag_at/~--test across few_models_of_gdn
+a kernel writes the tail of a faulty extend~cuda/common/block.cuh~s/return !__syncthreads_or\(c\.rows > 0 && \*c\.tag != .stop\);/return __syncthreads_or(1) || c.rows > stop;/~--test cases a_faulty_extend
+a kernel records u of another token~cuda/delta/delta.cuh~s/u_at\(p, w\.position \+ token\)/u_at(p, w.position + token + 1)/~--test across few_models_of_kda
+a kernel's keys decay by the record before~cuda/delta/delta.cuh~s/i32 row = newest - done - e;/i32 row = newest - done - e - 1;/~--test across few_models_of_kda
+a kernel commits all tokens~cuda/slots/commit.cu~s/cursor\.position \+ count;/cursor.position + len;/~--test across few_models_of_mamba2
+a rewind kernel does not go back to a checkpoint~cuda/slots/rewind.cu~s/position >= newest/position > newest/~--test across few_models_of_kda
 TABLE
 }
 
@@ -54,9 +67,42 @@ broken() {
     cargo test --locked --quiet --config profile.dev.package.replayssm.opt-level=0 "$@") >"$copy/log" 2>&1 </dev/null
 }
 
+# ---- Breaks of device code: the programs are the tree's own, and the device is made of the copy's kernels ----
+
+emulated=$root/build/breaks-emulated
+declare -A programs=()
+
+# Builds what all of them share. Where it cannot be done, reason says why.
+reason=
+prepare_device() {
+  [ ${#programs[@]} = 0 ] || return 0
+  mkdir -p "$emulated"
+  reason="no C++ compiler for x86-64"
+  [ "$(uname -m)" = x86_64 ] && command -v "${CXX:-g++}" >/dev/null || return 1
+  reason="the library was built without kernels"
+  cargo run --locked --quiet --example kernel_list | grep -vE '^[a-z0-9_]+(_256 |_b?f(16|32)_)' >"$emulated/kernels" || return 1
+  local name program
+  while read -r name program; do
+    programs[$name]=$program
+  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases | python3 -c '
+import json, sys
+for message in map(json.loads, sys.stdin):
+    if message.get("executable") and message["profile"]["test"]:
+        print(message["target"]["name"], message["executable"])')
+}
+
+# --test PROGRAM NAME
+broken_device() {
+  local backend=cuda
+  [ "$2" != across ] || backend=cpu
+  LD_LIBRARY_PATH=$emulated REPLAYSSM_TEST_BACKEND=$backend "${programs[$2]}" "${@:3}" >"$copy/log" 2>&1 </dev/null
+}
+
+build_device() { tests/emulated/build.sh "$emulated/kernels" "$emulated" "$copy/cuda" >"$copy/log" 2>&1; }
+
 rm -rf "$copy"
 mkdir -p "$copy"
-cp -r Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml cuda src benches tests include "$copy"
+cp -rp Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml src cuda benches tests include "$copy"
 check=false wanted=
 case ${1:-} in --check) check=true ;; *) wanted=${1:-} ;; esac
 red=0 total=0
@@ -69,14 +115,21 @@ while IFS='~' read -r name file change arguments; do
     echo "does not apply: $name"
   elif $check; then
     red=$((red + 1))
+  elif [[ $file == cuda/* ]] && ! prepare_device; then
+    echo "skipped: $name: $reason"
+    total=$((total - 1))
   else
+    run=broken build=(broken --no-run $arguments)
+    if [[ $file == cuda/* ]]; then
+      run=broken_device build=(build_device)
+    fi
     # A break that does not compile would prove nothing.
-    if ! broken --no-run $arguments; then
+    if ! "${build[@]}"; then
       echo "does not compile: $name"
       tail -20 "$copy/log"
       exit 1
     fi
-    if broken $arguments; then
+    if "$run" $arguments; then
       echo "STILL GREEN: $name (cargo test $arguments)"
     elif ! grep -q '^test result: FAILED' "$copy/log"; then
       echo "ended early: $name (cargo test $arguments)"

@@ -889,6 +889,28 @@ fn between_an_extend_and_its_commit_everything_else_is_a_fault() {
     no_faults(&rig);
 }
 
+/// Nor does an extend that is a fault leave its last tokens in the ring.
+#[test]
+fn a_faulty_extend_keeps_no_tail() {
+    for family in FAMILIES {
+        let rig = Rig::new(Spec { family, layers: 1, keep: 3, ..Spec::default() });
+        let mut rng = Rng(130);
+        let [first, second] = [0; 2].map(|_| [Row::new(0, &rig.tokens(&mut rng, 9))]);
+        let records = || -> Vec<Vec<u8>> {
+            let of_rings = rig.components().into_iter().filter(|c| c.per_ring == 1);
+            of_rings.map(|c| rig.part(c.kind, 0, 0)).collect()
+        };
+        let empty = records();
+        rig.layer(0, &first, true, 3);
+        no_faults(&rig);
+        let before = records();
+        assert!(before != empty, "the first one keeps its tail");
+        rig.layer(0, &second, true, 3);
+        assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
+        assert!(records() == before, "family {family}");
+    }
+}
+
 /// Imports of every dtype and orientation, and an in-place conversion, give the state that was meant.
 #[test]
 fn imports_and_exports_in_every_dtype_and_orientation() {

@@ -39,6 +39,7 @@ while IFS= read -r program; do
   run "$(basename "$program")" env RUSTC_BOOTSTRAP=1 "$program" -Z unstable-options --report-time --show-output
 done <<<"$programs"
 run "doc tests" "$cargo" test --locked --doc
+run "emulated" tests/emulated/run.sh
 run "aarch64" tests/aarch64.sh
 
 echo

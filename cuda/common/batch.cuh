@@ -141,8 +141,4 @@ DEVICE void tally(const Slots &slots, u64 flushes, u64 read, u64 written, u64 ri
 
 // Programmatic dependent launch: waits for what the launch depends on; without such a launch it does nothing. Kernels never trigger early:
 // their dependents begin when they have ended.
-DEVICE void wait_for_dependency() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+DEVICE void wait_for_dependency() { ptx_wait_for_dependency(); }

@@ -117,7 +117,7 @@ DEVICE void prefetch_checkpoint(const Slots &slots, const Batch &batch, const Pl
   for (i32 planes = s.format == FORMAT_SPLIT32 && !high ? 2 : 1; planes > 0; planes--, plane += head_bytes / 2) {
     const char *at = plane + first * s.columns * size;
     for (i64 i = 128 * (i64)threadIdx.x; i < rows * s.columns * size; i += 128 * (i64)blockDim.x)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
+      ptx_prefetch(at + i);
   }
 }
 

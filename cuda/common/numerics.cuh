@@ -1,7 +1,7 @@
 // The fp32 arithmetic of src/replay/numerics.rs, operation by operation: the same bytes. Compiled without contraction, so that only what
 // says fma is one. Subnormals are kept.
 #pragma once
-#include "types.cuh"
+#include "ptx.cuh"
 
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float from_bits(u32 x) { return __uint_as_float(x); }
@@ -130,15 +130,9 @@ DEVICE float from_bf16(u16 x) { return from_bits((u32)x << 16); }
 
 // Nearest binary16, ties to even.
 DEVICE u16 to_f16(float x) {
-  u16 h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-  return is_nan(x) ? (u16)0x7E00 : h;
+  return is_nan(x) ? (u16)0x7E00 : ptx_to_f16(x);
 }
-DEVICE float from_f16(u16 x) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x));
-  return f;
-}
+DEVICE float from_f16(u16 x) { return ptx_from_f16(x); }
 
 // The planes of a SPLIT32 checkpoint.
 DEVICE u32 high_plane(float x) { return (bits_of(x) + 0x8000u) >> 16; }

@@ -140,9 +140,8 @@ DEVICE void prefetch_tile(const State &s, const Checkpoint &c, bool high_only) {
   const char *at = c.head + (i64)c.first * s.columns * size;
 #pragma unroll 1
   for (i32 i = (i32)(threadIdx.x % WARP) * LINE; i < bytes; i += WARP * LINE) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
-    if (FORMAT == FORMAT_SPLIT32 && !high_only)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i + (i64)s.rows * s.columns * 2));
+    ptx_prefetch(at + i);
+    if (FORMAT == FORMAT_SPLIT32 && !high_only) ptx_prefetch(at + i + (i64)s.rows * s.columns * 2);
   }
 }
 

@@ -391,5 +391,7 @@ struct ReadParams {
 };
 
 // As offsetof, which needs a header.
+#ifndef OFFSET_OF
 #define OFFSET_OF(type, field) __INTADDR__(&((type *)0)->field)
+#endif
 #include "layout.inc"

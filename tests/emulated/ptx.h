@@ -1,0 +1,70 @@
+// What stands for the instructions of cuda/common/ptx.cuh, and for those of tensor cores where a kernel needs them.
+#pragma once
+
+// Launches begin when what is in front of them has ended.
+inline void ptx_wait_for_dependency() {}
+
+// Reads, so that an address outside of all memory is found.
+inline void ptx_prefetch(const char *at) { (void)*(const volatile char *)at; }
+
+// Nearest binary16, ties to even; a NaN becomes one of them.
+inline unsigned short ptx_to_f16(float x) {
+  unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return 0x7FFF;
+  // 65520 and more are infinite.
+  if (magnitude >= 0x477FF000u) return (unsigned short)(sign | 0x7C00u);
+  // Below 2^-14: a sum with 1/2 has the subnormal's last bit at its own, and rounds as the processor does.
+  if (magnitude < 0x38800000u) {
+    float sum = __uint_as_float(magnitude) + 0.5f;
+    return (unsigned short)(sign | (__float_as_uint(sum) - 0x3F000000u));
+  }
+  unsigned odd = magnitude >> 13 & 1;
+  return (unsigned short)(sign | (magnitude - (112u << 23) + 0xFFFu + odd) >> 13);
+}
+
+inline float ptx_from_f16(unsigned short x) {
+  unsigned sign = (unsigned)(x & 0x8000u) << 16, magnitude = x & 0x7FFFu;
+  // 2^112 times a number with the same bits.
+  if (magnitude < 0x7C00u) return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude << 13) * 0x1p112f));
+  return __uint_as_float(sign | 0x7F800000u | magnitude << 13);
+}
+
+// ---- Tensor cores ----
+
+inline float emulated_bf16(unsigned pair, unsigned which) { return __uint_as_float(pair >> 16 * which << 16); }
+
+// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32: d = a b + c. Products are exact, their sum is rounded once; a tensor core rounds
+// more often, in an order of its own.
+inline void ptx_mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], CALLER) {
+  unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  double sum[4] = {c[0], c[1], c[2], c[3]};
+  // Half of k at a time: a has rows group and group + 8, b column group, both k = 2 quad and the next.
+  for (unsigned half = 0; half < 2; half++) {
+    const unsigned long long *rows =
+        emulated::wait_for_warp(~0u, (unsigned long long)a[2 * half + 1] << 32 | a[2 * half], SITE);
+    unsigned long long of_row[4];
+    for (unsigned k = 0; k < 4; k++) of_row[k] = rows[4 * group + k];
+    const unsigned long long *columns = emulated::wait_for_warp(~0u, b[half], SITE);
+    for (unsigned i = 0; i < 4; i++)
+      for (unsigned k = 0; k < 8; k++) {
+        unsigned left = (unsigned)(of_row[k / 2] >> 32 * (i / 2)), right = (unsigned)columns[4 * (2 * quad + i % 2) + k / 2];
+        sum[i] += (double)emulated_bf16(left, k % 2) * (double)emulated_bf16(right, k % 2);
+      }
+  }
+  for (unsigned i = 0; i < 4; i++) d[i] = (float)sum[i];
+}
+
+// ldmatrix.sync.aligned.m8n8.x4.shared.b16: lane l brings the address of row l % 8 of matrix l / 8. TRANSPOSED: .trans.
+template <bool TRANSPOSED>
+void ptx_ldmatrix_x4(unsigned (&to)[4], const void *row, CALLER) {
+  unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  const unsigned long long *rows = emulated::wait_for_warp(~0u, (unsigned long long)row, SITE);
+  for (unsigned i = 0; i < 4; i++) {
+    unsigned short two[2];
+    for (unsigned e = 0; e < 2; e++) {
+      unsigned r = TRANSPOSED ? 2 * quad + e : group, column = TRANSPOSED ? group : 2 * quad + e;
+      two[e] = ((const unsigned short *)rows[8 * i + r])[column];
+    }
+    to[i] = two[0] | (unsigned)two[1] << 16;
+  }
+}

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Runs tests of the CUDA backend without a GPU: on a driver whose device executes the kernels' sources on the processor.
+#
+#   tests/emulated/run.sh               builds the driver and the programs with cargo, and runs what takes a few minutes
+#   tests/emulated/run.sh NAME [ARGS]   one program (exactness and readout too), with arguments for its harness
+#
+#   REPLAYSSM_ACROSS=n          models of the comparison: all by default
+#   REPLAYSSM_TEST_SEED=n   another order of blocks, warps and threads
+#
+# exactness and readout take many minutes here, and stay out. Where it cannot be done, a line "skipped: emulated: ..." says why, and the status is 0.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cargo=${CARGO:-cargo}
+out=$PWD/build/emulated
+mkdir -p "$out"
+
+skip() {
+  echo "skipped: emulated: $1"
+  exit 0
+}
+
+[ "$(uname -m)" = x86_64 ] || skip "for x86-64 machines"
+command -v "${CXX:-g++}" >/dev/null || skip "there is no C++ compiler"
+command -v make >/dev/null || skip "there is no make"
+
+"$cargo" run --locked --quiet --example kernel_list >"$out/kernels"
+[ -s "$out/kernels" ] || skip "the library was built without kernels, as where there is no NVRTC"
+tests/emulated/build.sh "$out/kernels" "$out"
+# cudarc may look for this name first.
+ln -sf libcuda.so.1 "$out/libcuda.so"
+
+names=${1:-across conv1d cases delta_cases pairwise position_model}
+programs=$("$cargo" test --locked --quiet --no-run --message-format=json-render-diagnostics $(printf -- '--test %s ' $names) | python3 -c '
+import json, sys
+for message in map(json.loads, sys.stdin):
+    if message.get("executable") and message["profile"]["test"]:
+        print(message["target"]["name"], message["executable"])')
+
+failed=0
+# Lines look as cargo's do, with this stage in front of the name.
+run() {
+  LD_LIBRARY_PATH=$out "$@" </dev/null 2>&1 | sed -u 's/^test \(.* \.\.\. \)/test emulated \1/' || failed=1
+}
+
+export RUSTC_BOOTSTRAP=1
+[ $# != 0 ] || "$out/checks" || failed=1
+while read -r name program; do
+  # The comparison makes rigs of both backends by itself, and two rigs of the CPU elsewhere.
+  backend=cuda chosen=("${@:2}")
+  [ "$name" != across ] || backend=cpu
+  if [ $# -le 1 ]; then
+    case $name in
+      across) chosen=(cuda_equals few_models) ;;
+      cases)
+        # 99 rows, six times.
+        chosen=(--skip case_29)
+        echo "skipped: emulated case_29_the_same_batch_of_99_rows_gives_one_hash because it takes a minute"
+        ;;
+      position_model)
+        chosen=(a_rewind staggered_flushes without_schedule)
+        echo "skipped: emulated any_order_of_operations of two of three schedules because they take a minute"
+        ;;
+    esac
+  fi
+  REPLAYSSM_TEST_BACKEND=$backend run "$program" -Z unstable-options --report-time --show-output "${chosen[@]}"
+done <<<"$programs"
+exit "$failed"
