@@ -26,13 +26,13 @@ $(NVRTC):
 		-d $(BUILD)/nvrtc/wheel nvidia-cuda-nvrtc-cu12==$(NVRTC_VERSION)
 	cd $(BUILD)/nvrtc && python3 -m zipfile -e wheel/*.whl .
 	rm -rf $(BUILD)/nvrtc/wheel $(BUILD)/nvrtc/venv $(BUILD)/nvrtc/nvidia/cuda_nvrtc/lib/*.alt.so*
-	touch $@
+	touch $@ build.rs
 endif
 
 # Kernels of a library that serves other machines are for all architectures, a few minutes' work. Demonstrations and tests need those of
 # this machine's GPU, or of any one to see that they compile.
 LOCAL_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | sed 's/\..*/0/')
-demo demo-quick examples test check header breaks emulated: export REPLAYSSM_CUDA_ARCHS ?= $(or $(LOCAL_ARCH),90)
+demo demo-quick examples test check header breaks emulated: export REPLAYSSM_CUDA_ARCHS ?= $(or $(filter 80 90 100 120,$(LOCAL_ARCH)),90)
 # What the library was last built with: a change builds it again.
 $(BUILD)/kernels-for: FORCE
 	@mkdir -p $(BUILD)

@@ -41,8 +41,10 @@ pub fn build(root: &Path, out: &Path) {
     println!("cargo::rerun-if-env-changed=REPLAYSSM_CUDA_ARCHS");
     println!("cargo::rerun-if-env-changed=REPLAYSSM_NVRTC");
     println!("cargo::rerun-if-env-changed=REPLAYSSM_KERNEL_CACHE");
+    println!("cargo::rerun-if-env-changed=CUDA_HOME");
+    println!("cargo::rerun-if-env-changed=CUDA_PATH");
     println!("cargo::rerun-if-changed=cuda");
-    // A path that is not there would run the build script every time; its folder changes when it comes.
+    // A path that is not there would run the build script every time: `make` touches build.rs when it has fetched the compiler.
     println!("cargo::rerun-if-changed={}", if root.join("build/nvrtc").exists() { "build/nvrtc" } else { "build.rs" });
     let mode = env::var("REPLAYSSM_CUDA").unwrap_or_else(|_| "auto".into());
     let nvrtc = match mode.as_str() {
@@ -86,7 +88,9 @@ fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) 
         None if root.join("Makefile").exists() => root.join("build/kernels"),
         None => out.ancestors().nth(4).unwrap_or(out).join("kernels"),
     };
-    fs::create_dir_all(&cache).unwrap_or_else(|e| panic!("{}: {e}", cache.display()));
+    // Sources may lie where nothing can be written.
+    let cache = if fs::create_dir_all(&cache).is_ok() { cache } else { out.join("kernels") };
+    fs::create_dir_all(&cache).expect("OUT_DIR can be written");
     let (keys, archs) = (Key::all(), architectures());
     let mut jobs = Vec::new();
     let mut sources = HashMap::new();
@@ -102,7 +106,7 @@ fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) 
             });
             options.extend(key.defines(arch).iter().map(|define| format!("-D{define}")));
             let mut hasher = DefaultHasher::new();
-            (nvrtc.version, &source, &options).hash(&mut hasher);
+            (nvrtc.version, nvrtc.bytes, &source, &options).hash(&mut hasher);
             // Behind the hash: where the sources lie makes no difference.
             options.push(format!("-I{}", file.parent().expect("a file in a folder").display()));
             let cached = cache.join(format!("{}_{arch}_{:016x}", key.name(), hasher.finish()));

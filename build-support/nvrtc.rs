@@ -24,6 +24,8 @@ pub struct Nvrtc {
     ptx: (Size, Get),
     /// As 12 and 9.
     pub version: (i32, i32),
+    /// Size of its file, which tells patches of a version apart; 0 where the loader found it.
+    pub bytes: u64,
 }
 
 /// What came of a compilation.
@@ -43,13 +45,14 @@ fn candidates(root: &Path) -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(PathBuf::from);
     for toolkit in toolkits.chain(["/usr/local/cuda".into()]) {
         for lib in ["lib64", "lib", "targets/x86_64-linux/lib"] {
-            for version in ["13", "12"] {
+            // Code of 12.x loads on every driver that the library takes.
+            for version in ["12", "13"] {
                 list.push(toolkit.join(lib).join(format!("libnvrtc.so.{version}")));
             }
         }
     }
     list.retain(|path| path.exists());
-    list.extend(["libnvrtc.so.13".into(), "libnvrtc.so.12".into()]);
+    list.extend(["libnvrtc.so.12".into(), "libnvrtc.so.13".into()]);
     list
 }
 
@@ -100,6 +103,7 @@ impl Nvrtc {
             cubin: (function!("nvrtcGetCUBINSize", Size), function!("nvrtcGetCUBIN", Get)),
             ptx: (function!("nvrtcGetPTXSize", Size), function!("nvrtcGetPTX", Get)),
             version: (major, minor),
+            bytes: fs::metadata(path).map_or(0, |file| file.len()),
         })
     }
 

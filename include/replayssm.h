@@ -863,7 +863,8 @@ replayssm_status replayssm_layers_create(struct replayssm_slots *slots,
                                          int32_t n_lent,
                                          struct replayssm_layers **out);
 
-/* Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: it waits for all work of its context.
+/* Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: where it owns memory, it waits for the
+ * work of its context.
  *
  * NULL: layers may be NULL, stale or no handle; nothing happens then.
  * Owner: layers is no handle any more when this returns; lent memory is the caller's alone.

@@ -749,7 +749,11 @@ fn models() -> Vec<Model> {
     if let Some(most) = std::env::var("REPLAYSSM_ACROSS").ok().and_then(|n| n.parse().ok()) {
         // As many random ones, and as many named ones, far apart.
         let random: Vec<_> = models.drain(..150).step_by(150usize.div_ceil(most).max(1)).collect();
-        let step = models.len().div_ceil(most).max(1);
+        // Formats and readouts repeat after ten models: the step has no factor in common with that.
+        let mut step = models.len().div_ceil(most).max(1);
+        while step % 2 == 0 || step % 5 == 0 {
+            step -= 1;
+        }
         return random.into_iter().chain(models.into_iter().step_by(step)).collect();
     }
     models

@@ -3,7 +3,7 @@
 #pragma once
 #include "element.cuh"
 
-// Records a fault; the place of the first one is kept. Its bits come last, so that who reads them sees the place too.
+// Records a fault; the place of the first one is kept. Bits come behind places: who reads those of a single fault sees where it was.
 static __device__ __noinline__ void fault(const Slots &slots, u32 bit, i64 id, i64 row, i32 pool, i32 layer) {
   Report *r = slots.report;
   atomicAdd(&r->count, 1ull);

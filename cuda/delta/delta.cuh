@@ -663,7 +663,8 @@ DEVICE void substitute(const DeltaParams &p, i32 block, i32 n, i32 half) {
       sum = fma(does == PREDICTS ? weight.x : weight.y, channels(p, AT_OWN_U, s)[channel], sum);
     }
     float *own = channels(p, AT_OWN_U, token) + channel;
-    float u = gates(p, AT_OWN_GATES)[token].beta * (*own - sum);
+    // Only who writes it reads v, so that nobody else's read needs to be in front of the write.
+    float u = does == PREDICTS ? gates(p, AT_OWN_GATES)[token].beta * (*own - sum) : 0.0f;
     u = __shfl_sync(0xFFFFFFFFu, u, lane_index() % ROWS);
     if (does == PREDICTS) {
       *own = u;
@@ -822,6 +823,7 @@ DEVICE i64 next_item(const DeltaParams &p) {
 // Every item of a launch.
 template <i32 FORMAT, bool IS_KDA, i32 NC, i32 H>
 DEVICE void serial(const DeltaParams &p) {
+  prefetch_checkpoint(p.slots, p.batch, p.place, p.state, false);
   wait_for_dependency();
 #pragma unroll 1
   for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i = next_item(p)) {
@@ -838,6 +840,7 @@ DEVICE void tail(const DeltaParams &p) {
 
 template <i32 FORMAT, bool HIGH, bool IS_KDA, i32 NC, i32 H>
 DEVICE void parallel(const DeltaParams &p) {
+  prefetch_checkpoint(p.slots, p.batch, p.place, p.state, HIGH);
   wait_for_dependency();
 #pragma unroll 1
   for (i64 i = blockIdx.x; i < items_of(p.batch, p.state); i = next_item(p)) parallel_item<FORMAT, HIGH, IS_KDA, NC, H>(p, i);

@@ -173,6 +173,9 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
         backend.panic_in_items = desc.flags & PANIC_IN_ITEMS != 0;
         Ok(backend)
     };
+    if desc.backend == REPLAYSSM_BACKEND_AUTO && desc.device != 0 {
+        return Err(Error::invalid("context_desc.device", desc.device, "0 with REPLAYSSM_BACKEND_AUTO"));
+    }
     let backend: Box<dyn Backend> = match desc.backend {
         // Whoever works with CUDA has a context, and device memory; nobody else has.
         REPLAYSSM_BACKEND_AUTO if desc.n_threads == 0 && Cuda::is_current() => Box::new(Cuda::new(-1)?),
@@ -343,7 +346,8 @@ unsafe fn lent_list(lent: *const replayssm_lent, n: i32) -> Result<Vec<crate::re
     Ok(list)
 }
 
-/// Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: it waits for all work of its context.
+/// Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: where it owns memory, it waits for the
+/// work of its context.
 ///
 /// NULL: layers may be NULL, stale or no handle; nothing happens then.
 /// Owner: layers is no handle any more when this returns; lent memory is the caller's alone.

@@ -123,11 +123,29 @@ fn check(status: CUresult, call: &'static str) -> Result<()> {
     if status == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
+    if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return Err(Error::OutOfMemory { what: format!("what {call} needs").into(), bytes: 0 });
+    }
     Err(Error::Cuda { call: call.into(), code: status as i32, text: name_of(status) })
+}
+
+#[cfg(unix)]
+fn is_loaded() -> bool {
+    // SAFETY: loads nothing; the name ends with a zero. The handle keeps what is loaded anyway.
+    !unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }.is_null()
+}
+
+#[cfg(not(unix))]
+fn is_loaded() -> bool {
+    false
 }
 
 /// Compute capability times ten of the device of the calling thread's current context.
 pub fn current_arch() -> Option<u32> {
+    // A process that has not loaded the driver has no context: it is not to be loaded for that.
+    if !is_loaded() {
+        return None;
+    }
     probe().ok()?;
     let (mut context, mut device) = (null_mut(), 0);
     // SAFETY: the out-parameter is a local, here and below.

@@ -178,7 +178,7 @@ impl Key {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
             Work::Mamba2Parallel => arch < 100,
-            Work::DeltaParallel => self.kda,
+            Work::DeltaParallel => self.kda && self.format != 2,
             _ => false,
         };
         let blocks = if fits && !wide { 2 } else { 1 };

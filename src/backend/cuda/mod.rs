@@ -281,7 +281,7 @@ impl Backend for Cuda {
         let at = slots.counters.0 as *mut params::Report;
         // SAFETY: counters of this backend begin with a report; the device may write it meanwhile, its bits last.
         let seen = unsafe { read_volatile(at) };
-        if clear && seen.count > 0 {
+        if clear && (seen.bits, seen.claimed, seen.count) != (0, 0, 0) {
             // SAFETY: as above. A fault that comes at this very moment may be lost.
             unsafe { write_volatile(at, params::Report::default()) };
         }
