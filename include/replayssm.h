@@ -833,7 +833,7 @@ replayssm_status replayssm_context_query(const struct replayssm_context *context
  *
  * NULL: none of context, desc and out.
  * Owner: the caller, of *out (NULL on failure), until replayssm_slots_destroy. The context stays alive as long as the slots handle.
- * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA.
  * Threads: any. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_slots_create(const struct replayssm_context *context,
@@ -854,7 +854,8 @@ REPLAYSSM_API void replayssm_slots_destroy(struct replayssm_slots *slots);
  * NULL: lent with n_lent 0; not slots, desc and out.
  * Owner: the caller, of *out (NULL on failure), until replayssm_layers_destroy; lent memory stays the caller's and must outlive the pool.
  * The slots handle stays alive as long as the pool.
- * Errors: INVALID_HANDLE, INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY,
+ * CUDA.
  * Threads: any, but no other call may be inside slots. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_layers_create(struct replayssm_slots *slots,
@@ -919,6 +920,7 @@ replayssm_status replayssm_explain(const struct replayssm_layers *layers,
  * and its outputs zero.
  * NULL: exec; not layers, batch and args; tensors of args where their fields allow it, and all of them if there is no row or no token.
  * Errors: INVALID_HANDLE (also a pool of another family), INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+ * CUDA: what the call had enqueued before stays.
  * Threads: any, at the same time on disjoint slots. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_mamba2_step(const struct replayssm_layers *layers,
@@ -1003,6 +1005,7 @@ replayssm_status replayssm_conv1d_extend(const struct replayssm_layers *layers,
  * args: counts [n_rows] of the batch, clamped to 0 .. tokens of the row; one outside sets FAULT_COUNT. An extend takes all tokens.
  * NULL: args, which means all tokens of each row, and exec; not slots and batch.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+ * CUDA: what the call had enqueued before stays.
  * Threads: any, at the same time on disjoint rings. Capture: enqueues; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_commit(const struct replayssm_slots *slots,
@@ -1017,6 +1020,7 @@ replayssm_status replayssm_commit(const struct replayssm_slots *slots,
  * NULL: args, which means all defaults, and exec; not slots and list.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT (with host lists also an id or position out of range), UNSUPPORTED, WRONG_STREAM; nothing was
  * done then.
+ * CUDA: what the call had enqueued before stays: reset (or import) those entries again.
  * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
  * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
@@ -1118,7 +1122,7 @@ replayssm_status replayssm_check(const struct replayssm_slots *slots,
 /* Counters of slots over all its pools. CUDA: it waits for a copy on a stream of the library's own, and for no other work.
  *
  * NULL: neither slots nor out; out->struct_size is set.
- * Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, CUDA.
  * Threads: any. Capture: host only: it sees work that has run. */
 REPLAYSSM_CALL
 replayssm_status replayssm_stats_read(const struct replayssm_slots *slots,

@@ -244,7 +244,7 @@ pub unsafe extern "C" fn replayssm_context_query(
 ///
 /// NULL: none of context, desc and out.
 /// Owner: the caller, of *out (NULL on failure), until replayssm_slots_destroy. The context stays alive as long as the slots handle.
-/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA.
 /// Threads: any. Capture: never.
 ///
 /// # Safety
@@ -291,7 +291,8 @@ pub extern "C" fn replayssm_slots_destroy(slots: *mut replayssm_slots) {
 /// NULL: lent with n_lent 0; not slots, desc and out.
 /// Owner: the caller, of *out (NULL on failure), until replayssm_layers_destroy; lent memory stays the caller's and must outlive the pool.
 /// The slots handle stays alive as long as the pool.
-/// Errors: INVALID_HANDLE, INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT (also a field of another family that is not 0), UNSUPPORTED, OUT_OF_MEMORY,
+/// CUDA.
 /// Threads: any, but no other call may be inside slots. Capture: never.
 ///
 /// # Safety
@@ -435,9 +436,11 @@ pub unsafe extern "C" fn replayssm_supports(
     max_tokens: i32,
 ) -> replayssm_status {
     guard(|| {
-        let _context = pin::<Context, _>(context, "context")?;
+        let context = pin::<Context, _>(context, "context")?;
         // SAFETY: by the caller's promise.
-        supports(&unsafe { pool_config(desc) }?, max_tokens)
+        let pool = unsafe { pool_config(desc) }?;
+        supports(&pool, max_tokens)?;
+        context.backend.supports(&pool)
     })
 }
 
@@ -502,6 +505,7 @@ unsafe fn execution(exec: *const replayssm_exec) -> Result<Exec> {
 /// and its outputs zero.
 /// NULL: exec; not layers, batch and args; tensors of args where their fields allow it, and all of them if there is no row or no token.
 /// Errors: INVALID_HANDLE (also a pool of another family), INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+/// CUDA: what the call had enqueued before stays.
 /// Threads: any, at the same time on disjoint slots. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
@@ -664,6 +668,7 @@ pub unsafe extern "C" fn replayssm_conv1d_extend(
 /// args: counts [n_rows] of the batch, clamped to 0 .. tokens of the row; one outside sets FAULT_COUNT. An extend takes all tokens.
 /// NULL: args, which means all tokens of each row, and exec; not slots and batch.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM; nothing was done then.
+/// CUDA: what the call had enqueued before stays.
 /// Threads: any, at the same time on disjoint rings. Capture: enqueues; on the CPU backend all is done on return.
 ///
 /// # Safety
@@ -693,6 +698,7 @@ pub unsafe extern "C" fn replayssm_commit(
 /// NULL: args, which means all defaults, and exec; not slots and list.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT (with host lists also an id or position out of range), UNSUPPORTED, WRONG_STREAM; nothing was
 /// done then.
+/// CUDA: what the call had enqueued before stays: reset (or import) those entries again.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
 /// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
@@ -926,7 +932,7 @@ pub unsafe extern "C" fn replayssm_check(
 /// Counters of slots over all its pools. CUDA: it waits for a copy on a stream of the library's own, and for no other work.
 ///
 /// NULL: neither slots nor out; out->struct_size is set.
-/// Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, CUDA.
 /// Threads: any. Capture: host only: it sees work that has run.
 ///
 /// # Safety

@@ -778,6 +778,10 @@ pub trait Backend: Send + Sync {
     fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
     /// Counters of a slots handle, zero.
     fn allocate_counters(&self) -> Result<Box<dyn Memory>>;
+    /// Refuses a pool that this backend cannot have.
+    fn supports(&self, _pool: &PoolConfig) -> Result<()> {
+        Ok(())
+    }
     /// Gets ready for all calls on a slots handle, or (with a pool's configuration) on a pool: nothing is loaded later.
     fn prepare(&self, _slots: &SlotsConfig, _pool: Option<&PoolConfig>) -> Result<()> {
         Ok(())

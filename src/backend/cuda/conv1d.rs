@@ -7,19 +7,24 @@ use crate::error::{Error, Result};
 use crate::replay::config::{CONV_TILE, Family, PoolConfig};
 use crate::replay::launch::{self, ConvArgs, Exec, Mode, PoolView, SlotsView};
 
-/// Loads what a pool can need.
-pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
+/// Refuses a pool with more sections than a launch can take along.
+pub(super) fn supports(pool: &PoolConfig) -> Result<()> {
     let Family::Conv1d(dims) = &pool.family else { return Ok(()) };
     let sections = dims.section_starts.len() - 1;
-    if sections > MAX_SECTIONS {
-        return Err(Error::unsupported(
-            "pool_desc.n_sections",
-            sections,
-            format!("up to {MAX_SECTIONS} on the CUDA backend"),
-        ));
+    if sections <= MAX_SECTIONS {
+        return Ok(());
     }
-    cuda.load(Key::single(Work::Conv1d))?;
-    cuda.load(Key::single(Work::Window))
+    Err(Error::unsupported("pool_desc.n_sections", sections, format!("up to {MAX_SECTIONS} on the CUDA backend")))
+}
+
+/// Loads what a pool can need.
+pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
+    supports(pool)?;
+    if matches!(pool.family, Family::Conv1d(_)) {
+        cuda.load(Key::single(Work::Conv1d))?;
+        cuda.load(Key::single(Work::Window))?;
+    }
+    Ok(())
 }
 
 /// Enqueues a step or an extend.

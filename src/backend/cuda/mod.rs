@@ -169,6 +169,10 @@ impl Backend for Cuda {
         Ok(Box::new(Counters { host, _stats: stats }))
     }
 
+    fn supports(&self, pool: &PoolConfig) -> Result<()> {
+        conv1d::supports(pool)
+    }
+
     fn prepare(&self, slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
         let Some(pool) = pool else { return life::prepare(self) };
         mamba2::prepare(self, slots, pool)?;
