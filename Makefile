@@ -21,12 +21,13 @@ WITHOUT_PIP := $(shell python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 NVRTC := $(if $(or $(WITHOUT_PIP),$(REPLAYSSM_NVRTC),$(filter off,$(REPLAYSSM_CUDA)),$(filter-out x86_64,$(shell uname -m))),,$(BUILD)/nvrtc/$(NVRTC_VERSION))
 ifneq ($(NVRTC),)
 $(NVRTC):
-	python3 -m venv $(BUILD)/nvrtc/venv
-	$(BUILD)/nvrtc/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-		-d $(BUILD)/nvrtc/wheel nvidia-cuda-nvrtc-cu12==$(NVRTC_VERSION)
-	cd $(BUILD)/nvrtc && python3 -m zipfile -e wheel/*.whl .
-	rm -rf $(BUILD)/nvrtc/wheel $(BUILD)/nvrtc/venv $(BUILD)/nvrtc/nvidia/cuda_nvrtc/lib/*.alt.so*
-	touch $@ build.rs
+	{ python3 -m venv $(BUILD)/nvrtc/venv && \
+	  $(BUILD)/nvrtc/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+	    -d $(BUILD)/nvrtc/wheel nvidia-cuda-nvrtc-cu12==$(NVRTC_VERSION) && \
+	  (cd $(BUILD)/nvrtc && python3 -m zipfile -e wheel/*.whl .) && \
+	  rm -rf $(BUILD)/nvrtc/wheel $(BUILD)/nvrtc/venv $(BUILD)/nvrtc/nvidia/cuda_nvrtc/lib/*.alt.so* && touch $@ build.rs; } || \
+	{ echo 'NVRTC cannot be fetched: the kernels are built by that of a CUDA toolkit, or left out'; \
+	  test '$(REPLAYSSM_CUDA)' != require; }
 endif
 
 # Kernels of a library that serves other machines are for all architectures, a few minutes' work. Demonstrations and tests need those of
