@@ -2,12 +2,12 @@
 
 use super::Cuda;
 use super::instances::{Key, Work};
-use super::mamba2::{CHUNK, TOKENS, columns_of, number_of};
+use super::mamba2::{CHUNK, TOKENS, columns_of};
 use super::params::{
     Batch, Carve, Component, DeltaExportParams, DeltaParams, List, Place, Slots, State, StateTensor, Tensor,
 };
 use crate::error::{Error, Result};
-use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout, SlotsConfig};
+use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout};
 use crate::replay::launch::{self, DeltaArgs, Exec, Gate, Mode, PoolView, SlotsView};
 use crate::replay::layout;
 use crate::replay::plan::MAX_PARALLEL;
@@ -16,7 +16,7 @@ use crate::replay::position::Rule;
 /// Of the serial form, of the parallel one, of tails and of exports.
 fn keys(pool: &PoolConfig, dims: &DeltaDims) -> [Key; 4] {
     let (columns, kda) = (columns_of(dims.k), dims.kind == DeltaKind::Kda);
-    let key = |work, high| Key { work, format: number_of(pool.format), high, kda, columns };
+    let key = |work, high| Key { work, format: pool.format as u8, high, kda, columns };
     let high = pool.readout == Readout::High;
     let tail = Key { work: Work::DeltaTail, format: 0, high: false, kda, columns };
     [key(Work::DeltaSerial, false), key(Work::DeltaParallel, high), tail, key(Work::DeltaExport, false)]
@@ -50,7 +50,7 @@ fn carve(state: &State, kda: bool, parallel_tokens: usize) -> Carve {
 }
 
 /// Loads what a pool can need.
-pub(super) fn prepare(cuda: &Cuda, _slots: &SlotsConfig, pool: &PoolConfig) -> Result<()> {
+pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     let Family::Delta(dims) = &pool.family else { return Ok(()) };
     let [serial, parallel, tail, export] = keys(pool, dims);
     cuda.load(serial)?;

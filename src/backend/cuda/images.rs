@@ -58,8 +58,3 @@ pub fn architectures() -> Vec<u32> {
     archs.dedup();
     archs
 }
-
-/// Number of a kernel in [`Key::all`].
-pub fn number(keys: &[Key], key: Key) -> Option<usize> {
-    keys.iter().position(|other| *other == key)
-}

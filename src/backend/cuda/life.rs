@@ -20,7 +20,6 @@ use crate::error::{Error, Result};
 use crate::replay::config::{Family, Format};
 use crate::replay::launch::{self, Address, CommitArgs, Cursor, Exec, PoolView, ResetArgs, SlotsView, Where};
 use crate::replay::layout;
-use crate::replay::position::Convention;
 
 /// Threads of a block: of kernels with a thread per entry, and of those that move states.
 const SMALL: u32 = 128;
@@ -96,11 +95,7 @@ pub(super) fn commit(
         batch: Batch::of(batch, exec),
         counts: args.counts.map_or(0, |counts| counts.0 as u64),
         stride: args.stride,
-        convention: match args.convention {
-            Convention::Accepted => 0,
-            Convention::AcceptedDrafts => 1,
-            Convention::Rejected => 2,
-        },
+        convention: args.convention as i32,
         reserved: 0,
     };
     // A batch without rows is a step all the same.

@@ -6,7 +6,7 @@ use super::params::{
     Batch, Carve, Component, List, Mamba2ExportParams, Mamba2Params, Place, Slots, State, StateTensor, Tensor,
 };
 use crate::error::{Error, Result};
-use crate::replay::config::{Family, Format, PoolConfig, Readout, SlotsConfig};
+use crate::replay::config::{Family, PoolConfig, Readout};
 use crate::replay::launch::{self, Exec, Mamba2Args, Mode, PoolView, SlotsView};
 use crate::replay::layout;
 use crate::replay::plan::MAX_PARALLEL;
@@ -21,19 +21,9 @@ pub(super) fn columns_of(columns: usize) -> u16 {
     COLUMNS.into_iter().find(|&most| columns <= most.into()).unwrap_or(0)
 }
 
-/// Number of a format in the kernels.
-pub(super) fn number_of(format: Format) -> u8 {
-    match format {
-        Format::Split32 => 1,
-        Format::F32 => 2,
-        Format::Bf16 => 3,
-        Format::F16 => 4,
-    }
-}
-
 /// Of the serial form, of the parallel one, and of exports.
 fn keys(pool: &PoolConfig, columns: usize) -> [Key; 3] {
-    let key = |work, high| Key { work, format: number_of(pool.format), high, kda: false, columns: columns_of(columns) };
+    let key = |work, high| Key { work, format: pool.format as u8, high, kda: false, columns: columns_of(columns) };
     let high = pool.readout == Readout::High;
     [key(Work::Mamba2Serial, false), key(Work::Mamba2Parallel, high), key(Work::Mamba2Export, false)]
 }
@@ -56,7 +46,7 @@ pub(super) fn carve(columns: i32, warps: i32, parallel_tokens: usize) -> Carve {
 }
 
 /// Loads what a pool can need.
-pub(super) fn prepare(cuda: &Cuda, _slots: &SlotsConfig, pool: &PoolConfig) -> Result<()> {
+pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     let Family::Mamba2(dims) = &pool.family else { return Ok(()) };
     let [serial, parallel, export] = keys(pool, dims.dstate);
     cuda.load(serial)?;

@@ -12,6 +12,7 @@ mod life;
 mod mamba2;
 mod params;
 
+use std::collections::HashMap;
 use std::ptr::{read_volatile, write_volatile};
 use std::sync::{Arc, OnceLock};
 
@@ -39,7 +40,7 @@ pub fn usage() -> Vec<(String, u32, u32, u32)> {
 /// The CUDA backend on one device.
 pub struct Cuda {
     keys: Vec<Key>,
-    kernels: Vec<OnceLock<Kernel>>,
+    kernels: HashMap<Key, OnceLock<Kernel>>,
     device: Arc<Device>,
 }
 
@@ -81,7 +82,7 @@ impl Cuda {
                 expected: archs.join(", "),
             });
         }
-        let kernels = keys.iter().map(|_| OnceLock::new()).collect();
+        let kernels = keys.iter().map(|&key| (key, OnceLock::new())).collect();
         Ok(Cuda { keys, kernels, device })
     }
 
@@ -92,25 +93,19 @@ impl Cuda {
         arch.is_some_and(|arch| keys.first().is_some_and(|&key| images::find(&keys, key, arch).is_some()))
     }
 
-    /// The device's ordinal.
-    pub fn ordinal(&self) -> i32 {
-        self.device.ordinal
-    }
-
     /// Dynamic shared memory that a launch of a loaded kernel may ask for.
     fn shared_limit(&self, key: Key) -> u32 {
         self.kernel(key).map_or(0, |kernel| kernel.shared_limit)
     }
 
     fn kernel(&self, key: Key) -> Result<&Kernel> {
-        let kernel = images::number(&self.keys, key).and_then(|number| self.kernels.get(number)?.get());
+        let kernel = self.kernels.get(&key).and_then(OnceLock::get);
         kernel.ok_or_else(|| Error::Internal(format!("kernel {} is not loaded", key.name())))
     }
 
     /// Loads a kernel if it is not there yet.
     fn load(&self, key: Key) -> Result<()> {
-        let place = images::number(&self.keys, key).and_then(|number| self.kernels.get(number));
-        let Some(place) = place else {
+        let Some(place) = self.kernels.get(&key) else {
             return Err(Error::Internal(format!("there is no kernel {}", key.name())));
         };
         if place.get().is_some() {
@@ -173,10 +168,10 @@ impl Backend for Cuda {
         conv1d::supports(pool)
     }
 
-    fn prepare(&self, slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
+    fn prepare(&self, _slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
         let Some(pool) = pool else { return life::prepare(self) };
-        mamba2::prepare(self, slots, pool)?;
-        delta::prepare(self, slots, pool)?;
+        mamba2::prepare(self, pool)?;
+        delta::prepare(self, pool)?;
         conv1d::prepare(self, pool)
     }
 

@@ -1,8 +1,7 @@
 //! Parameters of launches, as `cuda/common/types.cuh` has them. `cuda/common/layout.inc` is made from here by a test, and checked by every
 //! compilation of a kernel.
 
-use crate::dtype::{Dtype, IndexType};
-use crate::replay::config::{CONV_TILE, Family, Format, PoolConfig, Readout, Schedule, TILE_ROWS};
+use crate::replay::config::{CONV_TILE, Family, PoolConfig, TILE_ROWS};
 use crate::replay::launch::{self, Address, PoolView, SlotsView};
 use crate::replay::layout;
 
@@ -408,23 +407,15 @@ fn pointer(at: Option<Address>) -> u64 {
     at.map_or(0, |at| at.0 as u64)
 }
 
-fn dtype(dtype: Dtype) -> i32 {
-    dtype as i32
-}
-
 impl From<&launch::Ids> for Ids {
     fn from(ids: &launch::Ids) -> Self {
-        let index = match ids.index {
-            IndexType::I32 => 16,
-            IndexType::I64 => 17,
-        };
-        Ids { data: ids.data.0 as u64, stride: ids.stride, index, reserved: 0 }
+        Ids { data: ids.data.0 as u64, stride: ids.stride, index: ids.index as i32, reserved: 0 }
     }
 }
 
 impl From<&launch::Tensor> for Tensor {
     fn from(t: &launch::Tensor) -> Self {
-        Tensor { data: t.data.0 as u64, row: t.row, token: t.token, head: t.head, dtype: dtype(t.dtype), reserved: 0 }
+        Tensor { data: t.data.0 as u64, row: t.row, token: t.token, head: t.head, dtype: t.dtype as i32, reserved: 0 }
     }
 }
 
@@ -452,11 +443,6 @@ impl Slots {
         let counters = slots.counters.0 as *const Counters;
         // SAFETY: counters of this backend, alive as long as the slots handle; nothing writes the field.
         let stats = unsafe { (*counters).stats };
-        let schedule = match c.schedule {
-            Schedule::Staggered => 0,
-            Schedule::ByPosition => 1,
-            Schedule::None => 2,
-        };
         Slots {
             cursors: slots.cursors.0 as u64,
             report: slots.counters.0 as u64,
@@ -466,7 +452,7 @@ impl Slots {
             window: c.window,
             keep: c.min_rewind,
             max_step_tokens: c.max_step_tokens,
-            schedule,
+            schedule: c.schedule as i32,
         }
     }
 }
@@ -585,17 +571,8 @@ impl State {
             rows: dims.rows as i32,
             columns: dims.columns as i32,
             tiles: tiles as i32,
-            format: match config.format {
-                Format::Split32 => 1,
-                Format::F32 => 2,
-                Format::Bf16 => 3,
-                Format::F16 => 4,
-            },
-            readout: match config.readout {
-                Readout::High => 1,
-                Readout::Full => 2,
-                Readout::Exact => 3,
-            },
+            format: config.format as i32,
+            readout: config.readout as i32,
             stochastic: config.stochastic.into(),
             warps: warps as i32,
             parts: tiles.div_ceil(warps) as i32,
