@@ -85,8 +85,11 @@ fn struct_layouts_are_the_same_numbers_in_c_cxx_and_rust() {
         replayssm_context_info { struct_size, backend, device, n_threads, name }
         replayssm_slots_desc { struct_size, n_slots, n_rings, window, max_step_tokens, min_rewind, schedule, flags }
         replayssm_pool_desc { struct_size, family, n_layers, io, out, format, readout, stochastic_rounding, nheads, headdim, dstate, ngroups, H, HV, K, V, head_map, u_dtype, channels, width, n_sections, reserved, section_channels }
-        replayssm_lent { struct_size, kind, base, layer_stride_bytes, slot_stride_bytes }
-        replayssm_component { struct_size, kind, per_ring, reserved, bytes, base, slot_stride_bytes, layer_stride_bytes }
+        replayssm_lent { struct_size, kind, base, layer_stride_bytes, slot_stride_bytes, layer_bases, offset_bytes }
+        replayssm_component { struct_size, kind, per_ring, reserved, bytes, base, slot_stride_bytes, layer_stride_bytes, layer_bases }
+        replayssm_plan_args { struct_size, batch, tokens, reserved, budget_bytes }
+        replayssm_plan_info { struct_size, recommended_window, checkpoint_bytes, ring_bytes, fixed_bytes, total_bytes, slots_in_budget, state_per_draft_bytes, slots_in_budget_state_per_draft, step_bytes, plain_step_bytes, flush_share }
+        replayssm_restore_args { struct_size, reserved, generation }
         replayssm_exec { struct_size, flags, stream, part, n_parts }
         replayssm_batch { struct_size, flags, n_rows, tokens, max_tokens, null_id, keep_tail, reserved, n_tokens, slots, rings, cu_seqlens, flush, generation }
         replayssm_mamba2_args { struct_size, no_softplus, x, B, C, dt, A, dt_bias, D, D_per_element, reserved, z, out }

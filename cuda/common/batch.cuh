@@ -81,7 +81,8 @@ DEVICE bool entry_of(const Slots &slots, const List &list, i64 i, const Place &p
 }
 
 DEVICE i64 part_at(const Component &c, i64 layer, i64 index) {
-  return (i64)(c.base + layer * c.layer_stride + index * c.stride);
+  i64 base = c.layer_stride == LAYER_TABLE ? ((const i64 *)c.base)[layer] : (i64)c.base + layer * c.layer_stride;
+  return base + index * c.stride;
 }
 
 DEVICE i64 floor_div(i64 a, i64 b) {

@@ -85,7 +85,11 @@ struct Tensor {
   i32 reserved;
 };
 
-// A component of a pool: layer l of slot (ring) s is at base + l layer_stride + s stride.
+// In place of a layer stride: base is a table with the address of each layer. LAYER_TABLE of src/backend/cuda/params.rs.
+constexpr i64 LAYER_TABLE = -0x7FFFFFFFFFFFFFFFll - 1;
+
+// A component of a pool: layer l of slot (ring) s is at base + l layer_stride + s stride. Kernels of one layer get that layer's base, with
+// a layer_stride of 0.
 struct Component {
   char *base;
   i64 layer_stride;

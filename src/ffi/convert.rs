@@ -3,9 +3,10 @@
 use super::read::{optional_pointer, required};
 use super::types::{
     REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_EXEC_PDL,
-    REPLAYSSM_EXEC_PDL_PREFETCH, REPLAYSSM_LOG_INFO, REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, replayssm_batch,
-    replayssm_commit_args, replayssm_context_desc, replayssm_conv1d_args, replayssm_delta_args, replayssm_exec,
-    replayssm_ids, replayssm_lent, replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report,
+    REPLAYSSM_EXEC_PDL_PREFETCH, REPLAYSSM_LOG_INFO, REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, REPLAYSSM_SAVE_LIVE,
+    REPLAYSSM_SAVE_PORTABLE, replayssm_batch, replayssm_commit_args, replayssm_component, replayssm_context_desc,
+    replayssm_conv1d_args, replayssm_delta_args, replayssm_exec, replayssm_ids, replayssm_lent, replayssm_list,
+    replayssm_mamba2_args, replayssm_plan_args, replayssm_plan_info, replayssm_pool_desc, replayssm_report,
     replayssm_reset_args, replayssm_state, replayssm_stats, replayssm_tensor,
 };
 use std::borrow::Cow;
@@ -14,13 +15,16 @@ use std::ffi::{CString, c_void};
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
 use crate::log::{Level, Log};
-use crate::replay::config::PoolFields;
+use crate::replay::blob::Kind;
+use crate::replay::capacity::{ModelPlan, Question};
+use crate::replay::config::{MAX_COUNT, PoolConfig, PoolFields, SlotsConfig};
 use crate::replay::launch::{
-    Address, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Gate, Ids, List, Mamba2Args, Report, ResetArgs, StateTensor,
-    Stats, Tensor, Tokens, Where,
+    Address, Batch, CommitArgs, ComponentView, ConvArgs, DeltaArgs, Exec, Gate, Ids, List, Mamba2Args, Report,
+    ResetArgs, StateTensor, Stats, Tensor, Tokens, Where,
 };
-use crate::replay::layout::Component;
+use crate::replay::layout::{Component, ComponentLayout};
 use crate::replay::position::Convention;
+use crate::replay::save::Pair;
 use crate::replay::slots::Lent;
 
 /// A field's part, as "batch.slots" and ".dtype"; made into text only for an error.
@@ -359,7 +363,7 @@ pub(super) fn pool(from: &replayssm_pool_desc, sections: &[i32]) -> Result<PoolF
     })
 }
 
-pub(super) fn lent(from: &replayssm_lent) -> Result<Lent> {
+pub(super) fn lent(from: &replayssm_lent, layer_bases: Option<Vec<Address>>) -> Result<Lent> {
     let component = match from.kind {
         1 => Component::Checkpoint,
         2 => Component::Tags,
@@ -378,9 +382,105 @@ pub(super) fn lent(from: &replayssm_lent) -> Result<Lent> {
     Ok(Lent {
         component,
         base: address(from.base as usize),
+        layer_bases,
+        offset: from.offset_bytes,
         layer_stride: from.layer_stride_bytes,
         slot_stride: from.slot_stride_bytes,
     })
+}
+
+pub(super) fn save_kind(from: i32) -> Result<Kind> {
+    match from {
+        REPLAYSSM_SAVE_LIVE => Ok(Kind::Live),
+        REPLAYSSM_SAVE_PORTABLE => Ok(Kind::Portable),
+        other => Err(Error::unsupported("kind", other, "REPLAYSSM_SAVE_LIVE and REPLAYSSM_SAVE_PORTABLE")),
+    }
+}
+
+/// The one slot and ring that a list on the host names. `id` reads an element.
+pub(super) fn pair(list: &List, id: impl Fn(&Ids) -> i64) -> Result<Pair> {
+    if list.place != Where::Host {
+        return Err(Error::invalid("list.place", "REPLAYSSM_DEVICE", "REPLAYSSM_HOST"));
+    }
+    if list.n != 1 {
+        return Err(Error::invalid("list.n", list.n, "1"));
+    }
+    Ok(Pair { slot: id(&list.slots), ring: id(&list.rings) })
+}
+
+/// How a call that waits is to run: as a whole.
+pub(super) fn whole(exec: Exec) -> Result<Exec> {
+    if exec.n_parts != 1 {
+        return Err(Error::invalid("exec.n_parts", exec.n_parts, "0 or 1 in a call that waits for its work"));
+    }
+    Ok(exec)
+}
+
+pub(super) fn question(from: &replayssm_plan_args, slots: &SlotsConfig) -> Result<Question> {
+    zero("plan_args.reserved", from.reserved)?;
+    let number = |field: &'static str, value: i32, most: i32, default: i32| match value {
+        0 => Ok(default),
+        1.. if value <= most => Ok(value),
+        _ => Err(Error::invalid(field, value, format!("0 to {most}"))),
+    };
+    let t_max = slots.max_step_tokens;
+    Ok(Question {
+        batch: number("plan_args.batch", from.batch, MAX_COUNT, 1)?.into(),
+        tokens: number("plan_args.tokens", from.tokens, t_max, t_max)?.into(),
+        budget: (from.budget_bytes != 0).then_some(from.budget_bytes),
+    })
+}
+
+pub(super) fn plan(from: &ModelPlan) -> replayssm_plan_info {
+    replayssm_plan_info {
+        struct_size: 0,
+        recommended_window: from.recommended_window,
+        checkpoint_bytes: from.checkpoint_bytes,
+        ring_bytes: from.ring_bytes,
+        fixed_bytes: from.fixed_bytes,
+        total_bytes: from.total_bytes,
+        slots_in_budget: from.slots_in_budget.unwrap_or(-1),
+        state_per_draft_bytes: from.state_per_draft_bytes,
+        slots_in_budget_state_per_draft: from.slots_in_budget_state_per_draft.unwrap_or(-1),
+        step_bytes: from.step_bytes,
+        plain_step_bytes: from.plain_step_bytes,
+        flush_share: from.flush_share,
+    }
+}
+
+/// A component of a pool that exists.
+pub(super) fn component(layout: &ComponentLayout, view: &ComponentView) -> replayssm_component {
+    replayssm_component {
+        struct_size: 0,
+        kind: layout.component as i32,
+        per_ring: layout.per_ring.into(),
+        reserved: 0,
+        bytes: layout.bytes,
+        base: view.base(0).0 as *mut c_void,
+        slot_stride_bytes: view.stride(),
+        layer_stride_bytes: view.layer_stride(),
+        layer_bases: view.bases().cast(),
+    }
+}
+
+/// A component as it will be where the library owns it.
+pub(super) fn planned_component(
+    layout: &ComponentLayout,
+    slots: &SlotsConfig,
+    pool: &PoolConfig,
+) -> replayssm_component {
+    let site = layout.site(slots, pool, address(0));
+    replayssm_component {
+        struct_size: 0,
+        kind: layout.component as i32,
+        per_ring: layout.per_ring.into(),
+        reserved: 0,
+        bytes: layout.bytes,
+        base: std::ptr::null_mut(),
+        slot_stride_bytes: site.stride,
+        layer_stride_bytes: site.layer_stride.unwrap_or(0),
+        layer_bases: std::ptr::null(),
+    }
 }
 
 pub(super) fn report(from: &Report) -> replayssm_report {

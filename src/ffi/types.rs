@@ -31,6 +31,10 @@ pub const REPLAYSSM_OUT_OF_MEMORY: replayssm_status = 40;
 /// The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
 /// on the same context may be the cause.
 pub const REPLAYSSM_CUDA: replayssm_status = 41;
+/// The stream captures, and the call waits for its work; the capture goes on.
+pub const REPLAYSSM_CAPTURING: replayssm_status = 60;
+/// A blob was cut off or changed, or is not one for this handle; the message says what differs. The slot is as it was.
+pub const REPLAYSSM_BAD_BLOB: replayssm_status = 61;
 /// A defect of this library was caught at the boundary. Reset the slots of the call.
 pub const REPLAYSSM_INTERNAL: replayssm_status = 90;
 
@@ -352,8 +356,8 @@ pub const REPLAYSSM_COMPONENT_U: replayssm_component_kind = 11;
 pub const REPLAYSSM_COMPONENT_CONV: replayssm_component_kind = 12;
 
 /// Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
-/// layer l of slot (or ring) s lies at base + l * layer_stride_bytes + s * slot_stride_bytes. Lent memory is not
-/// touched at create: reset or import each slot before its first step.
+/// layer l of slot (or ring) s lies at base + offset_bytes + l * layer_stride_bytes + s * slot_stride_bytes, or at layer_bases[l] +
+/// offset_bytes + s * slot_stride_bytes. Lent memory is not touched at create: reset or import each slot before its first step.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_lent {
@@ -361,12 +365,19 @@ pub struct replayssm_lent {
     pub struct_size: u32,
     /// REPLAYSSM_COMPONENT_*, each at most once.
     pub kind: replayssm_component_kind,
-    /// Layer 0 of slot 0, aligned to 16 bytes (tags: 8, here and below). Stays the caller's, and must outlive the pool.
+    /// Layer 0 of slot 0; with offset_bytes aligned to 16 bytes (tags: 8, here and below). NULL with layer_bases. Stays the caller's,
+    /// and must outlive the pool, or its next rebind.
     pub base: *mut c_void,
-    /// Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings).
+    /// Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings), and with layer_bases.
     pub layer_stride_bytes: i64,
     /// Multiple of 16, at least the component's bytes; 0 = dense.
     pub slot_stride_bytes: i64,
+    /// Layers that were allocated one by one: host array [n_layers] of addresses in the context's memory, each slot 0 of a layer, with
+    /// offset_bytes aligned as base; read before the call returns. The library keeps a table of them, 8 bytes a layer, beside the memory
+    /// that it owns. NULL: base.
+    pub layer_bases: *const *mut c_void,
+    /// Where the component begins in what base or layer_bases point to, such as a page that holds several; 0 or more.
+    pub offset_bytes: i64,
 }
 
 /// Size and place of a component. Out.
@@ -383,12 +394,83 @@ pub struct replayssm_component {
     pub reserved: u32,
     /// Bytes of one layer's part of one slot (or ring), contiguous.
     pub bytes: u64,
-    /// Layer 0 of slot 0.
+    /// Layer 0 of slot 0; NULL before the pool exists.
     pub base: *mut c_void,
     /// Bytes from slot to slot.
     pub slot_stride_bytes: i64,
-    /// Bytes from layer to layer.
+    /// Bytes from layer to layer; 0 where layers were lent by layer_bases.
     pub layer_stride_bytes: i64,
+    /// Slot 0 of each layer: host array [n_layers], right however the layers lie. The library's, until the pool is destroyed; a rebind
+    /// changes its contents. NULL before the pool exists.
+    pub layer_bases: *const *mut c_void,
+}
+
+/// What is asked of a plan. NULL: all defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_plan_args {
+    /// sizeof(replayssm_plan_args).
+    pub struct_size: u32,
+    /// Rows of a step, 1 to 2^20; 0 = 1. Bytes per row hardly depend on it.
+    pub batch: i32,
+    /// Tokens of a row in a step, 1 to max_step_tokens; 0 = max_step_tokens.
+    pub tokens: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// Memory that slots and rings may take, in bytes; 0: no budget.
+    pub budget_bytes: u64,
+}
+
+/// What a model takes, all pools and layers together. Out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_plan_info {
+    /// sizeof(replayssm_plan_info), set by the caller.
+    pub struct_size: u32,
+    /// The window, max_step_tokens to 256, that moves the fewest bytes per step for this batch and these tokens; of windows within a
+    /// hundredth of that, the smallest, since rings cost memory.
+    pub recommended_window: i32,
+    /// Bytes of a slot: checkpoints and tags, each layer's part of a component padded to 128 bytes as owned memory has it, here and below.
+    pub checkpoint_bytes: u64,
+    /// Bytes of a ring.
+    pub ring_bytes: u64,
+    /// Bytes of the positions of all rings (32 each) and of the counters.
+    pub fixed_bytes: u64,
+    /// n_slots * checkpoint_bytes + n_rings * ring_bytes + fixed_bytes: what creating all of it allocates in the context's memory.
+    pub total_bytes: u64,
+    /// The largest n, up to 2^20, for which n slots and n rings have a total within the budget; -1 without a budget.
+    pub slots_in_budget: i64,
+    /// Bytes of a sequence where, instead of a ring, one whole state is kept for each token of a step beside the state itself:
+    /// 1 + max_step_tokens states, and convolution windows longer by max_step_tokens. To compare with checkpoint_bytes + ring_bytes.
+    pub state_per_draft_bytes: u64,
+    /// The most such sequences in the budget, up to 2^20; -1 without a budget.
+    pub slots_in_budget_state_per_draft: i64,
+    /// Bytes that a row moves in a step, on average over a flush cycle, all tokens being accepted.
+    pub step_bytes: u64,
+    /// Bytes that a row moves where the plain update takes as many tokens.
+    pub plain_step_bytes: u64,
+    /// Share of rows that fold in a step, on average, 0 to 1.
+    pub flush_share: f64,
+}
+
+/// What a saved slot is for.
+pub type replayssm_save_kind = i32;
+/// Checkpoint, ring and position as they are: goes on bit for bit on a handle of the same configuration, on any backend.
+pub const REPLAYSSM_SAVE_LIVE: replayssm_save_kind = 0;
+/// The fp32 states at the committed position and the convolution windows: goes on under any window, longest step, format, readout,
+/// backend and split of layers into pools. 16-bit formats round when they are restored.
+pub const REPLAYSSM_SAVE_PORTABLE: replayssm_save_kind = 1;
+
+/// What a restore sets beside what the blob has.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_restore_args {
+    /// sizeof(replayssm_restore_args).
+    pub struct_size: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Host pointer to the generation of the ring from now on. NULL: one more than before.
+    pub generation: *const u32,
 }
 
 /// Flag of a call, CUDA: its kernels may begin while the work in front of them on the stream ends (programmatic dependent launch). They
@@ -732,8 +814,11 @@ descriptors!(
     replayssm_context_info,
     replayssm_slots_desc,
     replayssm_pool_desc,
-    replayssm_lent,
-    replayssm_component,
+    replayssm_lent from layer_bases,
+    replayssm_component from layer_bases,
+    replayssm_plan_args,
+    replayssm_plan_info,
+    replayssm_restore_args,
     replayssm_exec,
     replayssm_batch,
     replayssm_mamba2_args,
@@ -766,6 +851,8 @@ mod agreement {
         assert!(Status::Unsupported as i32 == REPLAYSSM_UNSUPPORTED);
         assert!(Status::NoCuda as i32 == REPLAYSSM_NO_CUDA);
         assert!(Status::OutOfMemory as i32 == REPLAYSSM_OUT_OF_MEMORY);
+        assert!(Status::Capturing as i32 == REPLAYSSM_CAPTURING);
+        assert!(Status::BadBlob as i32 == REPLAYSSM_BAD_BLOB);
         assert!(Status::Internal as i32 == REPLAYSSM_INTERNAL);
         assert!(Level::Warning as i32 == REPLAYSSM_LOG_WARNING);
         assert!(Level::Info as i32 == REPLAYSSM_LOG_INFO);

@@ -1,6 +1,7 @@
 //! What a call hands to a backend: checked, typed, without a pointer dereferenced.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 
 use super::config::{DeltaKind, Family, PoolConfig, SlotsConfig};
 use super::layout::Component;
@@ -637,6 +638,22 @@ pub struct Cursor {
 }
 
 impl Cursor {
+    /// From how it lies in memory.
+    pub fn from_bytes(bytes: &[u8; size_of::<Cursor>()]) -> Self {
+        let mut words = [0u64; 4];
+        for (word, from) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*from);
+        }
+        let [position, flush_before, seed, last] = words;
+        Cursor {
+            position: position as i64,
+            flush_before: flush_before as i64,
+            seed,
+            generation: last as u32,
+            flags: (last >> 32) as u32,
+        }
+    }
+
     /// As it lies in memory.
     pub fn to_bytes(&self) -> [u8; size_of::<Cursor>()] {
         let mut bytes = [0; size_of::<Cursor>()];
@@ -649,17 +666,88 @@ impl Cursor {
     }
 }
 
-/// One component of a pool in memory: layer l of slot (ring) s is at `base + l * layer_stride + s * stride`.
-#[derive(Debug, Clone, Copy)]
+/// Where a component lies, as it was allocated or lent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// Slot 0 of each layer.
+    pub bases: Vec<Address>,
+    /// Bytes from layer to layer; none where layers lie anywhere.
+    pub layer_stride: Option<i64>,
+    /// Bytes from slot to slot.
+    pub stride: i64,
+}
+
+impl Site {
+    /// Layers at equal distances.
+    pub fn strided(base: Address, layer_stride: i64, n_layers: usize, stride: i64) -> Self {
+        let bases = (0..n_layers as i64).map(|layer| base.offset(layer * layer_stride)).collect();
+        Site { bases, layer_stride: Some(layer_stride), stride }
+    }
+}
+
+/// One component of a pool in memory: layer l of slot (ring) s is at `base(l) + s * stride`.
+///
+/// A rebind changes it while nothing runs; it is made of atomics so that it needs no lock.
+#[derive(Debug)]
 pub struct ComponentView {
     /// Which.
     pub component: Component,
-    /// Layer 0 of slot 0.
-    pub base: Address,
-    /// Bytes from layer to layer.
-    pub layer_stride: i64,
+    bases: Box<[AtomicUsize]>,
+    table: AtomicUsize,
+    layer_stride: AtomicI64,
+    stride: AtomicI64,
+}
+
+impl ComponentView {
+    /// At a site. `table` is an array of the sites' bases in the backend's memory; 0 where layers lie at equal distances.
+    pub fn new(component: Component, site: &Site, table: Address) -> Self {
+        let view = ComponentView {
+            component,
+            bases: site.bases.iter().map(|_| AtomicUsize::new(0)).collect(),
+            table: AtomicUsize::new(0),
+            layer_stride: AtomicI64::new(0),
+            stride: AtomicI64::new(0),
+        };
+        view.move_to(site, table);
+        view
+    }
+
+    /// Goes to another site of as many layers. No work may be using it.
+    pub fn move_to(&self, site: &Site, table: Address) {
+        for (to, from) in self.bases.iter().zip(&site.bases) {
+            to.store(from.0, Relaxed);
+        }
+        self.table.store(table.0, Relaxed);
+        self.layer_stride.store(site.layer_stride.unwrap_or(0), Relaxed);
+        self.stride.store(site.stride, Relaxed);
+    }
+
+    /// Slot 0 of a layer.
+    #[inline(always)]
+    pub fn base(&self, layer: i64) -> Address {
+        Address(self.bases.get(layer as usize).map_or(0, |base| base.load(Relaxed)))
+    }
+
+    /// An array of all layers' bases in host memory, which stays where it is.
+    pub fn bases(&self) -> *const usize {
+        self.bases.as_ptr().cast()
+    }
+
+    /// An array of all layers' bases in the backend's memory; none where layers are [`ComponentView::layer_stride`] apart.
+    pub fn table(&self) -> Option<Address> {
+        Some(Address(self.table.load(Relaxed))).filter(|table| table.0 != 0)
+    }
+
+    /// Bytes from layer to layer; 0 with a table.
+    pub fn layer_stride(&self) -> i64 {
+        self.layer_stride.load(Relaxed)
+    }
+
     /// Bytes from slot to slot.
-    pub stride: i64,
+    #[inline(always)]
+    pub fn stride(&self) -> i64 {
+        self.stride.load(Relaxed)
+    }
 }
 
 /// A slots handle as a backend sees it.
@@ -676,7 +764,7 @@ pub struct SlotsView {
 }
 
 /// A pool as a backend sees it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct PoolView {
     /// Family, dimensions, formats.
     pub config: PoolConfig,
@@ -687,11 +775,17 @@ pub struct PoolView {
 }
 
 impl PoolView {
+    /// A component, if the pool has it.
+    #[inline(always)]
+    pub fn component(&self, component: Component) -> Option<&ComponentView> {
+        self.components.iter().find(|c| c.component == component)
+    }
+
     /// Address of one layer's part of a slot or ring in a component; address 0 if the pool has no such component.
     #[inline(always)]
     pub fn part(&self, component: Component, layer: i64, index: i64) -> Address {
-        match self.components.iter().find(|c| c.component == component) {
-            Some(c) => c.base.offset(layer * c.layer_stride + index * c.stride),
+        match self.component(component) {
+            Some(c) => c.base(layer).offset(index * c.stride()),
             None => Address(0),
         }
     }
@@ -776,6 +870,15 @@ pub trait Backend: Send + Sync {
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>>;
     /// Copies bytes into memory of this backend that no work uses yet.
     fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
+    /// Refuses a stream on which the calls below cannot wait for their work, because it captures.
+    fn check_wait(&self, _exec: &Exec) -> Result<()> {
+        Ok(())
+    }
+    /// Copies runs of `bytes` bytes, `stride` apart, from this backend's memory to `into`, one behind the other, when the work on the
+    /// stream is done; waits for it.
+    fn read_runs(&self, from: Address, stride: i64, bytes: usize, into: &mut [u8], exec: &Exec) -> Result<()>;
+    /// Copies from `from` to runs of `bytes` bytes, `stride` apart, in this backend's memory, when the work on the stream is done; waits.
+    fn write_runs(&self, to: Address, stride: i64, bytes: usize, from: &[u8], exec: &Exec) -> Result<()>;
     /// Counters of a slots handle, zero.
     fn allocate_counters(&self) -> Result<Box<dyn Memory>>;
     /// Refuses a pool that this backend cannot have.

@@ -22,11 +22,15 @@
 //! For a delta rule, the state's H is HV, its D is V and its N is K.
 
 use super::config::{Family, Format, PoolConfig, Readout, SlotsConfig, StateDims};
+use super::launch::{Address, Site};
 use super::position::Rule;
 use crate::error::{Error, Result};
 
 /// Alignment of each slot's part of a component, in bytes.
 pub const ALIGNMENT: u64 = 128;
+
+/// Bytes of a slots handle's counters in the backend's memory.
+pub const COUNTER_BYTES: u64 = 256;
 
 /// A component of a pool's memory. The numbers are those of the C interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -118,6 +122,12 @@ pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<Componen
 }
 
 impl ComponentLayout {
+    /// Where owned memory that begins at an address has it.
+    pub fn site(&self, slots: &SlotsConfig, pool: &PoolConfig, base: Address) -> Site {
+        let n = if self.per_ring { slots.n_rings } else { slots.n_slots };
+        Site::strided(base, self.stride as i64 * i64::from(n), pool.n_layers, self.stride as i64)
+    }
+
     /// Bytes of the whole component in owned memory.
     pub fn total(&self, slots: &SlotsConfig, pool: &PoolConfig) -> Result<u64> {
         let n = if self.per_ring { slots.n_rings } else { slots.n_slots };
@@ -137,6 +147,19 @@ fn too_large(component: Component) -> Error {
         "more than an address space",
         "components below 2^63 bytes",
     )
+}
+
+/// Blocks (heads, groups) and rows of a component per ring that consists of records, one of each block for each row. None for others.
+pub fn records(component: Component, slots: &SlotsConfig, pool: &PoolConfig) -> Option<(usize, usize)> {
+    let rows = Rule::new(slots).rows() as usize;
+    match (&pool.family, component) {
+        (Family::Mamba2(d), Component::X | Component::Dt) => Some((d.nheads, rows)),
+        (Family::Mamba2(d), Component::B) => Some((d.ngroups, rows)),
+        (Family::Delta(d), Component::K | Component::KNorm) => Some((d.qk_heads, rows)),
+        (Family::Delta(d), Component::V | Component::G | Component::Beta | Component::U) => Some((d.v_heads, rows)),
+        (Family::Conv1d(c), Component::Conv) => Some((1, conv_rows(slots, c.width))),
+        _ => None,
+    }
 }
 
 /// Rows of a convolution ring: `width - 1 + keep + T_max`.

@@ -341,14 +341,7 @@ impl Rig {
     pub fn on_backend(backend: i32, spec: Spec) -> Result<Self, String> {
         let context = device::context(backend, spec.threads)?;
         let mut slots = null_mut();
-        let s = desc!(replayssm_slots_desc {
-            n_slots: spec.slots as i32,
-            n_rings: spec.rings as i32,
-            window: spec.window as i32,
-            max_step_tokens: spec.t_max as i32,
-            min_rewind: spec.keep as i32,
-            schedule: spec.schedule,
-        });
+        let s = Self::slots_desc(&spec);
         // SAFETY: the descriptor and the out-parameter are locals.
         ok(unsafe { replayssm_slots_create(context, &s, &mut slots) });
         Ok(Self::on(backend, context, slots, spec))
@@ -359,13 +352,13 @@ impl Rig {
         Self::on(self.backend, self.context, self.slots, spec)
     }
 
-    fn on(backend: i32, context: *mut replayssm_context, slots: *mut replayssm_slots, mut spec: Spec) -> Self {
-        if backend == REPLAYSSM_BACKEND_CUDA {
-            (spec.threads, spec.parts) = (1, 1);
-        }
-        let mut rng = Rng(spec.seed ^ 0x5EED);
-        let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
-        let mut pool = null_mut();
+    /// The same, with a part of its memory lent.
+    pub fn beside_lent(&self, spec: Spec, lent: &[replayssm_lent]) -> Self {
+        Self::on_lent(self.backend, self.context, self.slots, spec, lent)
+    }
+
+    /// A pool of a rig, as it is described.
+    pub fn pool_desc(spec: &Spec) -> replayssm_pool_desc {
         let mut p = desc!(replayssm_pool_desc {
             family: spec.family,
             n_layers: spec.layers as i32,
@@ -382,8 +375,41 @@ impl Rig {
         } else {
             (p.nheads, p.headdim, p.dstate, p.ngroups) = (heads, headdim, dstate, groups);
         }
-        // SAFETY: the descriptor and the out-parameter are locals.
-        ok(unsafe { replayssm_layers_create(slots, &p, null(), 0, &mut pool) });
+        p
+    }
+
+    /// The slots handle of a rig, as it is described.
+    pub fn slots_desc(spec: &Spec) -> replayssm_slots_desc {
+        desc!(replayssm_slots_desc {
+            n_slots: spec.slots as i32,
+            n_rings: spec.rings as i32,
+            window: spec.window as i32,
+            max_step_tokens: spec.t_max as i32,
+            min_rewind: spec.keep as i32,
+            schedule: spec.schedule,
+        })
+    }
+
+    fn on(backend: i32, context: *mut replayssm_context, slots: *mut replayssm_slots, spec: Spec) -> Self {
+        Self::on_lent(backend, context, slots, spec, &[])
+    }
+
+    fn on_lent(
+        backend: i32,
+        context: *mut replayssm_context,
+        slots: *mut replayssm_slots,
+        mut spec: Spec,
+        lent: &[replayssm_lent],
+    ) -> Self {
+        if backend == REPLAYSSM_BACKEND_CUDA {
+            (spec.threads, spec.parts) = (1, 1);
+        }
+        let mut rng = Rng(spec.seed ^ 0x5EED);
+        let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
+        let mut pool = null_mut();
+        let p = Self::pool_desc(&spec);
+        // SAFETY: descriptors and the out-parameter are locals.
+        ok(unsafe { replayssm_layers_create(slots, &p, lent.as_ptr(), lent.len() as i32, &mut pool) });
         let rig = Rig { backend, spec, params, context, slots, pool };
         rig.poison_rings();
         rig
@@ -516,6 +542,32 @@ impl Rig {
         ok(unsafe { replayssm_import(self.pool, &list, at.as_ref().map_or(null(), |at| at.as_ptr()), &src, null()) });
     }
 
+    /// A slot with its ring, in all pools of the slots handle.
+    pub fn save(&self, kind: i32, slot: usize, ring: usize) -> Vec<u8> {
+        let mut bytes = 0;
+        // SAFETY: the out-parameter is a local.
+        ok(unsafe { replayssm_save_bytes(self.slots, kind, &mut bytes) });
+        let mut blob = vec![0xAA; bytes as usize + 5];
+        assert_eq!(self.try_save(kind, slot, ring, &mut blob), REPLAYSSM_OK, "{}", message());
+        assert!(blob[bytes as usize..].iter().all(|&byte| byte == 0xAA), "written behind the blob");
+        blob.truncate(bytes as usize);
+        blob
+    }
+
+    pub fn try_save(&self, kind: i32, slot: usize, ring: usize, blob: &mut [u8]) -> i32 {
+        let (slot, ring) = ([slot as i64], [ring as i64]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        // SAFETY: everything lives until the call returns.
+        unsafe { replayssm_save(self.slots, &list, kind, blob.as_mut_ptr().cast(), blob.len() as u64, null()) }
+    }
+
+    pub fn restore(&self, slot: usize, ring: usize, blob: &[u8]) -> i32 {
+        let (slot, ring) = ([slot as i64], [ring as i64]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        // SAFETY: everything lives until the call returns.
+        unsafe { replayssm_restore(self.slots, &list, blob.as_ptr().cast(), blob.len() as u64, null(), null()) }
+    }
+
     /// Whether the tokens could be taken back.
     pub fn rewind(&self, slot: usize, ring: usize, n: i32) -> bool {
         let (slot, ring) = ([slot as i64], [ring as i64]);
@@ -555,7 +607,9 @@ impl Rig {
 
 /// Where a component's part of a layer and a slot (or ring) begins.
 pub fn address(c: &replayssm_component, layer: usize, index: usize) -> usize {
-    (c.base as i64 + layer as i64 * c.layer_stride_bytes + index as i64 * c.slot_stride_bytes) as usize
+    // SAFETY: an array of the library's with an element for each layer.
+    let base = unsafe { c.layer_bases.add(layer).read() };
+    (base as i64 + index as i64 * c.slot_stride_bytes) as usize
 }
 
 pub fn components(pool: *const replayssm_layers) -> Vec<replayssm_component> {

@@ -13,6 +13,7 @@ mod threads;
 mod tiles;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +27,7 @@ use crate::replay::launch::{
     Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
-use crate::replay::layout::ALIGNMENT;
+use crate::replay::layout::{ALIGNMENT, COUNTER_BYTES};
 use crate::replay::plan::{SHARED_BYTES, range_length};
 
 static SHARE_ALL: AtomicBool = AtomicBool::new(false);
@@ -35,6 +36,16 @@ static SHARE_ALL: AtomicBool = AtomicBool::new(false);
 #[doc(hidden)]
 pub fn share_all() {
     SHARE_ALL.store(true, Relaxed);
+}
+
+thread_local! {
+    static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// For tests: bytes that calls of this thread have allocated for slots and pools so far.
+#[doc(hidden)]
+pub fn allocated() -> u64 {
+    ALLOCATED.get()
 }
 
 /// Gives a thread the next range of items.
@@ -159,6 +170,7 @@ impl Backend for Cpu {
             return Err(oom());
         }
         advise_huge_pages(at, layout.size());
+        ALLOCATED.set(ALLOCATED.get().wrapping_add(bytes));
         Ok(Box::new(Block { at, layout }))
     }
 
@@ -168,8 +180,25 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn read_runs(&self, from: Address, stride: i64, bytes: usize, into: &mut [u8], _: &Exec) -> Result<()> {
+        for (i, run) in into.chunks_exact_mut(bytes.max(1)).enumerate() {
+            // SAFETY: a run of this backend's memory, which the caller's order of calls keeps quiet.
+            run.copy_from_slice(unsafe { raw::slice(from.offset(i as i64 * stride), bytes) });
+        }
+        Ok(())
+    }
+
+    fn write_runs(&self, to: Address, stride: i64, bytes: usize, from: &[u8], _: &Exec) -> Result<()> {
+        for (i, run) in from.chunks_exact(bytes.max(1)).enumerate() {
+            // SAFETY: a run of this backend's memory, which the caller's order of calls keeps for this call alone.
+            unsafe { raw::slice_mut(to.offset(i as i64 * stride), bytes) }.copy_from_slice(run);
+        }
+        Ok(())
+    }
+
     fn allocate_counters(&self) -> Result<Box<dyn Memory>> {
-        self.allocate("the counters", size_of::<Counters>() as u64)
+        const { assert!(size_of::<Counters>() as u64 <= COUNTER_BYTES) };
+        self.allocate("the counters", COUNTER_BYTES)
     }
 
     fn check_exec(&self, exec: &Exec) -> Result<()> {

@@ -63,11 +63,11 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
 }
 
 /// What steps, extends and exports have in common.
-fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, layer: i32) -> DeltaParams {
-    let ring = |component| Component::of(pool, component);
+fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, layer: Option<i64>) -> DeltaParams {
+    let ring = |component| Component::of(pool, component, layer);
     DeltaParams {
         slots: Slots::of(slots),
-        place: Place { pool: pool.index, layer },
+        place: Place { pool: pool.index, layer: layer.unwrap_or(0) as i32 },
         state,
         ring_k: ring(layout::Component::K),
         ring_norm: ring(layout::Component::KNorm),
@@ -84,8 +84,8 @@ fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, la
     }
 }
 
-fn of_pool(pool: &PoolView) -> Result<(&DeltaDims, State)> {
-    match (&pool.config.family, State::of(pool)) {
+fn of_pool(pool: &PoolView, layer: Option<i64>) -> Result<(&DeltaDims, State)> {
+    match (&pool.config.family, State::of(pool, layer)) {
         (Family::Delta(dims), Some(state)) => Ok((dims, state)),
         _ => Err(Error::Internal("a delta rule's call on another family".into())),
     }
@@ -103,7 +103,7 @@ pub(super) fn run(
     args: &DeltaArgs,
     exec: &Exec,
 ) -> Result<()> {
-    let (dims, state) = of_pool(pool)?;
+    let (dims, state) = of_pool(pool, Some(layer))?;
     let [serial, parallel, tail, _] = keys(&pool.config, dims);
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let own = if is_serial { 0 } else { batch.max_tokens as usize };
@@ -131,7 +131,7 @@ pub(super) fn run(
         scale: args.scale,
         eps: args.l2norm.unwrap_or(0.0),
         lower_bound,
-        ..params(slots, pool, dims, state, layer as i32)
+        ..params(slots, pool, dims, state, Some(layer))
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
@@ -153,10 +153,10 @@ pub(super) fn export(
     dst: StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    let (dims, state) = of_pool(pool)?;
+    let (dims, state) = of_pool(pool, None)?;
     let [_, _, _, key] = keys(&pool.config, dims);
     let carve = carve(&state, dims.kind == DeltaKind::Kda, 0);
-    let family = DeltaParams { shared: carve.shared, ..params(slots, pool, dims, state, 0) };
+    let family = DeltaParams { shared: carve.shared, ..params(slots, pool, dims, state, None) };
     let items =
         list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let params = DeltaExportParams { family, list, dst };

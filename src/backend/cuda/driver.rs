@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// Functions that are called.
-const FUNCTIONS: [&CStr; 33] = [
+const FUNCTIONS: [&CStr; 35] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuGetErrorName",
@@ -43,9 +43,11 @@ const FUNCTIONS: [&CStr; 33] = [
     c"cuMemsetD8Async",
     c"cuMemcpyDtoHAsync_v2",
     c"cuMemcpyHtoDAsync_v2",
+    c"cuMemcpy2DAsync_v2",
     c"cuStreamCreate",
     c"cuStreamDestroy_v2",
     c"cuStreamGetCtx",
+    c"cuStreamIsCapturing",
     c"cuStreamSynchronize",
     c"cuThreadExchangeStreamCaptureMode",
     c"cuLibraryLoadData",
@@ -351,6 +353,52 @@ impl Device {
         check(unsafe { sys::cuStreamSynchronize(self.side) }, "cuStreamSynchronize")
     }
 
+    /// Copies runs of device memory, `stride` apart, into `into`, behind the work on a stream, and waits for that.
+    pub fn read_runs(&self, stream: usize, at: u64, stride: i64, bytes: usize, into: &mut [u8]) -> Result<()> {
+        let host = Host::To(into.as_mut_ptr());
+        self.copy_runs(stream, at, stride, bytes, host, into.len())
+    }
+
+    /// The way back.
+    pub fn write_runs(&self, stream: usize, at: u64, stride: i64, bytes: usize, from: &[u8]) -> Result<()> {
+        self.copy_runs(stream, at, stride, bytes, Host::From(from.as_ptr()), from.len())
+    }
+
+    fn copy_runs(&self, stream: usize, at: u64, stride: i64, bytes: usize, host: Host, all: usize) -> Result<()> {
+        if bytes == 0 || all < bytes {
+            return Ok(());
+        }
+        let _inside = Inside::enter(self.context)?;
+        let runs = all / bytes;
+        // No device takes longer pitches; far apart, runs are copied one by one.
+        let pitch = usize::try_from(stride).ok().filter(|&pitch| pitch >= bytes && pitch < 1 << 31);
+        let result = match pitch {
+            Some(pitch) if runs > 1 => copy_2d(stream, at, pitch, bytes, host, runs),
+            _ => (0..runs).try_for_each(|run| {
+                let at = at.wrapping_add_signed(run as i64 * stride);
+                copy_2d(stream, at, bytes, bytes, host.further(run * bytes), 1)
+            }),
+        };
+        // What was enqueued ends before the host's memory goes back to the caller, also where a later copy was refused.
+        // SAFETY: the caller's stream.
+        let waited = check(unsafe { sys::cuStreamSynchronize(stream as CUstream) }, "cuStreamSynchronize");
+        result.and(waited)
+    }
+
+    /// Refuses a stream that captures: the capture goes on.
+    pub fn check_not_capturing(&self, stream: usize) -> Result<()> {
+        let _inside = Inside::enter(self.context)?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a stream of this context; the out-parameter is a local.
+        let result = unsafe { sys::cuStreamIsCapturing(stream as CUstream, &mut status) };
+        // The legacy stream would wait for one that captures.
+        let implicit = result == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        if implicit || status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::Capturing { value: format!("{stream:#x}") });
+        }
+        check(result, "cuStreamIsCapturing")
+    }
+
     /// Refuses a stream of another context.
     pub fn check_stream(&self, stream: usize) -> Result<()> {
         // The default streams belong to whatever context is current, which is this one when work is enqueued.
@@ -409,6 +457,42 @@ impl Device {
             unsafe { sys::cuLaunchKernelEx(&config, kernel.handle as CUfunction, arguments.as_mut_ptr(), null_mut()) };
         check(status, "cuLaunchKernelEx")
     }
+}
+
+/// The host's side of a copy.
+#[derive(Clone, Copy)]
+enum Host {
+    To(*mut u8),
+    From(*const u8),
+}
+
+impl Host {
+    fn further(self, bytes: usize) -> Self {
+        match self {
+            Host::To(at) => Host::To(at.wrapping_add(bytes)),
+            Host::From(at) => Host::From(at.wrapping_add(bytes)),
+        }
+    }
+}
+
+/// Enqueues a copy of runs `pitch` apart on the device, dense on the host.
+fn copy_2d(stream: usize, at: u64, pitch: usize, bytes: usize, host: Host, runs: usize) -> Result<()> {
+    use sys::CUmemorytype as M;
+    // SAFETY: all zero is a description of a copy.
+    let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
+    (copy.WidthInBytes, copy.Height) = (bytes, runs);
+    match host {
+        Host::To(to) => {
+            (copy.srcMemoryType, copy.srcDevice, copy.srcPitch) = (M::CU_MEMORYTYPE_DEVICE, at, pitch);
+            (copy.dstMemoryType, copy.dstHost, copy.dstPitch) = (M::CU_MEMORYTYPE_HOST, to.cast(), bytes);
+        }
+        Host::From(from) => {
+            (copy.srcMemoryType, copy.srcHost, copy.srcPitch) = (M::CU_MEMORYTYPE_HOST, from.cast(), bytes);
+            (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (M::CU_MEMORYTYPE_DEVICE, at, pitch);
+        }
+    }
+    // SAFETY: runs of a pool's memory, and host memory of as many bytes, which stays until the caller has waited for the stream.
+    check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream as CUstream) }, "cuMemcpy2DAsync")
 }
 
 /// The context whose memory and code a stream has. Of a green context's stream it is the primary one, which the first version of the

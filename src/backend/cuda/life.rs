@@ -170,7 +170,7 @@ fn reset_pool(
     args: &ResetArgs,
     exec: &Exec,
 ) -> Result<()> {
-    let (state, windows) = (State::of(pool), Windows::of(slots, pool));
+    let (state, windows) = (State::of(pool, None), Windows::of(slots, pool, None));
     let convert = args.convert && pool.config.format == Format::Split32 && state.is_some();
     // A head in shared memory where it fits; else as much of it as there is.
     let head = state.map_or(0, |s| i64::from(s.rows) * i64::from(s.columns) * 4);
@@ -203,7 +203,7 @@ pub(super) fn import(
 ) -> Result<()> {
     check_list(slots, list, true)?;
     check_positions(list, position, "position")?;
-    let (state, windows) = (State::of(pool), Windows::of(slots, pool));
+    let (state, windows) = (State::of(pool, None), Windows::of(slots, pool, None));
     let mut exec = *exec;
     for part in parts(list, position) {
         let src = StateTensor::of(src, pool.config.n_layers, part.first);
@@ -243,7 +243,7 @@ pub(super) fn export(
             Family::Mamba2(_) => mamba2::export(cuda, slots, pool, part, dst, &exec)?,
             Family::Delta(_) => delta::export(cuda, slots, pool, part, dst, &exec)?,
             Family::Conv1d(_) => {
-                let windows = Windows::of(slots, pool).unwrap_or_default();
+                let windows = Windows::of(slots, pool, None).unwrap_or_default();
                 let items = part.n.saturating_mul(dst.n_layers.into()).saturating_mul(windows.tiles());
                 let params =
                     WindowParams { slots: Slots::of(slots), list: part, dst, windows, pool: pool.index, reserved: 0 };
@@ -299,7 +299,7 @@ pub(super) fn rewind(
         for (pool, to) in pools.iter().zip(&mut params.pools) {
             let (count, per_ring) = pool.tag_count();
             *to = PoolTags {
-                tags: Component::of(pool, layout::Component::Tags),
+                tags: Component::of(pool, layout::Component::Tags, None),
                 n_layers: pool.config.n_layers as i32,
                 count: count as i32,
                 per_ring: per_ring.into(),

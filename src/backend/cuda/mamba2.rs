@@ -70,13 +70,13 @@ pub(super) fn run(
     args: &Mamba2Args,
     exec: &Exec,
 ) -> Result<()> {
-    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool)) else {
+    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool, Some(layer))) else {
         return Err(Error::Internal("a Mamba-2 call on another family".into()));
     };
     let [serial, parallel, _] = keys(&pool.config, dims.dstate);
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let carve = carve(state.columns, state.warps, if is_serial { 0 } else { batch.max_tokens as usize });
-    let ring = |component| Component::of(pool, component);
+    let ring = |component| Component::of(pool, component, Some(layer));
     let params = Mamba2Params {
         slots: Slots::of(slots),
         batch: Batch::of(batch, exec),
@@ -122,12 +122,12 @@ pub(super) fn export(
     dst: StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool)) else {
+    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool, None)) else {
         return Err(Error::Internal("a Mamba-2 call on another family".into()));
     };
     let [_, _, key] = keys(&pool.config, dims.dstate);
     let carve = carve(state.columns, state.warps, 0);
-    let ring = |component| Component::of(pool, component);
+    let ring = |component| Component::of(pool, component, None);
     let family = Mamba2Params {
         slots: Slots::of(slots),
         place: Place { pool: pool.index, layer: 0 },

@@ -25,6 +25,7 @@ use crate::replay::launch::{
     Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
+use crate::replay::layout::COUNTER_BYTES;
 
 pub use self::driver::{allocations, probe};
 pub use self::images::{IMAGES, architectures};
@@ -156,8 +157,21 @@ impl Backend for Cuda {
         self.device.write(to.0 as u64, bytes)
     }
 
+    fn check_wait(&self, exec: &Exec) -> Result<()> {
+        self.device.check_not_capturing(exec.stream)
+    }
+
+    fn read_runs(&self, from: Address, stride: i64, bytes: usize, into: &mut [u8], exec: &Exec) -> Result<()> {
+        self.device.read_runs(exec.stream, from.0 as u64, stride, bytes, into)
+    }
+
+    fn write_runs(&self, to: Address, stride: i64, bytes: usize, from: &[u8], exec: &Exec) -> Result<()> {
+        self.device.write_runs(exec.stream, to.0 as u64, stride, bytes, from)
+    }
+
     fn allocate_counters(&self) -> Result<Box<dyn Memory>> {
-        let stats = self.device.allocate("the counters", size_of::<params::Stats>() as u64)?;
+        const { assert!(size_of::<params::Stats>() as u64 <= COUNTER_BYTES) };
+        let stats = self.device.allocate("the counters", COUNTER_BYTES)?;
         let host = self.device.allocate_host("the counters", size_of::<params::Counters>() as u64)?;
         // SAFETY: a block of ours of this size, which nobody else knows yet.
         unsafe { (*host.at.cast::<params::Counters>()).stats = stats.at };

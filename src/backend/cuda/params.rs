@@ -61,6 +61,9 @@ pub struct Tensor {
     pub reserved: i32,
 }
 
+/// In place of a layer stride: the base is that of a table with the address of each layer.
+pub const LAYER_TABLE: i64 = i64::MIN;
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Component {
@@ -426,12 +429,15 @@ impl From<&Option<launch::Tensor>> for Tensor {
 }
 
 impl Component {
-    /// A pool's component; nothing if the pool has none of the kind.
-    pub fn of(pool: &PoolView, component: layout::Component) -> Self {
-        pool.components.iter().find(|c| c.component == component).map_or_else(Component::default, |c| Component {
-            base: c.base.0 as u64,
-            layer_stride: c.layer_stride,
-            stride: c.stride,
+    /// A pool's component, for a kernel that works on one layer, or (none) on all of them; nothing if the pool has none of the kind.
+    pub fn of(pool: &PoolView, component: layout::Component, layer: Option<i64>) -> Self {
+        pool.component(component).map_or_else(Component::default, |c| {
+            let (base, layer_stride) = match (layer, c.table()) {
+                (Some(layer), _) => (c.base(layer), 0),
+                (None, Some(table)) => (table, LAYER_TABLE),
+                (None, None) => (c.base(0), c.layer_stride()),
+            };
+            Component { base: base.0 as u64, layer_stride, stride: c.stride() }
         })
     }
 }
@@ -531,11 +537,11 @@ impl StateTensor {
 
 impl Windows {
     /// A convolution's; none of another family.
-    pub fn of(slots: &SlotsView, pool: &PoolView) -> Option<Self> {
+    pub fn of(slots: &SlotsView, pool: &PoolView, layer: Option<i64>) -> Option<Self> {
         let Family::Conv1d(dims) = &pool.config.family else { return None };
         Some(Windows {
-            ring: Component::of(pool, layout::Component::Conv),
-            tags: Component::of(pool, layout::Component::Tags),
+            ring: Component::of(pool, layout::Component::Conv, layer),
+            tags: Component::of(pool, layout::Component::Tags, layer),
             channels: dims.channels as i32,
             width: dims.width as i32,
             rows: layout::conv_rows(&slots.config, dims.width) as i32,
@@ -555,18 +561,17 @@ const MAX_WARPS: usize = 8;
 
 impl State {
     /// A pool's states; none for a convolution.
-    pub fn of(pool: &PoolView) -> Option<Self> {
+    pub fn of(pool: &PoolView, layer: Option<i64>) -> Option<Self> {
         let config: &PoolConfig = &pool.config;
         let dims = config.family.state()?;
         let tiles = dims.rows.div_ceil(TILE_ROWS);
-        let checkpoint = Component::of(pool, layout::Component::Checkpoint);
-        // 16 bytes at a time: rows of whole chunks of eight elements, every one of them aligned.
-        let bytes = (checkpoint.base as i64) | checkpoint.layer_stride | checkpoint.stride;
-        let is_vector = dims.columns.is_multiple_of(8) && bytes % 16 == 0;
+        let checkpoint = Component::of(pool, layout::Component::Checkpoint, layer);
+        // 16 bytes at a time: rows of whole chunks of eight elements. Checkpoints are aligned, lent ones too.
+        let is_vector = dims.columns.is_multiple_of(8);
         let warps = tiles.min(MAX_WARPS);
         Some(State {
             checkpoint,
-            tags: Component::of(pool, layout::Component::Tags),
+            tags: Component::of(pool, layout::Component::Tags, layer),
             heads: dims.heads as i32,
             rows: dims.rows as i32,
             columns: dims.columns as i32,

@@ -1,0 +1,145 @@
+//! The planner against what creating allocates, and the component list before and after.
+
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "a test's calls share one promise")]
+
+mod common;
+
+use std::ptr::{null, null_mut};
+
+use common::device::{backend, context};
+use common::{FAMILIES, Rig, Spec, message, ok};
+use replayssm::backend::cpu::allocated;
+use replayssm::ffi::*;
+
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
+
+fn conv(layers: i32, channels: i32) -> replayssm_pool_desc {
+    desc!(replayssm_pool_desc {
+        family: REPLAYSSM_CONV1D,
+        n_layers: layers,
+        io: REPLAYSSM_BF16,
+        channels: channels,
+        width: 4,
+    })
+}
+
+fn plan(
+    slots: &replayssm_slots_desc,
+    pools: &[replayssm_pool_desc],
+    args: &replayssm_plan_args,
+) -> replayssm_plan_info {
+    let mut out = desc!(replayssm_plan_info {});
+    // SAFETY: everything lives until the call returns.
+    let status = unsafe { replayssm_plan(slots, pools.as_ptr(), pools.len() as i32, args, &mut out) };
+    assert_eq!(status, REPLAYSSM_OK, "{}", message());
+    out
+}
+
+fn planned(slots: &replayssm_slots_desc, pool: &replayssm_pool_desc) -> Vec<replayssm_component> {
+    let mut list = vec![desc!(replayssm_component {}); 16];
+    let mut n = 0;
+    // SAFETY: the array has as many elements as it says.
+    ok(unsafe { replayssm_plan_components(slots, pool, list.as_mut_ptr(), 16, &mut n) });
+    list.truncate(n as usize);
+    list
+}
+
+/// Pools of several families, some with short rows whose parts are padded.
+fn models() -> Vec<(replayssm_slots_desc, Vec<replayssm_pool_desc>)> {
+    let mut models = Vec::new();
+    for (i, family) in FAMILIES.into_iter().enumerate() {
+        let spec = Spec { family, layers: 3, slots: 5 + i, rings: 3, t_max: 4, keep: i, ..Spec::default() };
+        let other = Spec { family: REPLAYSSM_GDN, readout: REPLAYSSM_READOUT_FULL, headdim: 16, ..spec.clone() };
+        let pools = vec![Rig::pool_desc(&spec), Rig::pool_desc(&other), conv(2, 150)];
+        models.push((Rig::slots_desc(&spec), pools));
+    }
+    models
+}
+
+#[test]
+fn the_total_is_what_create_allocates() {
+    cpu_only!();
+    for (slots, pools) in models() {
+        let wanted = plan(&slots, &pools, &desc!(replayssm_plan_args {}));
+        let context = context(backend(), 1).unwrap();
+        let before = allocated();
+        let mut handle = null_mut();
+        let mut layers = vec![null_mut(); pools.len()];
+        // SAFETY: descriptors and out-parameters live until the calls return.
+        unsafe {
+            ok(replayssm_slots_create(context, &slots, &mut handle));
+            assert_eq!(allocated() - before, wanted.fixed_bytes);
+            for (pool, out) in pools.iter().zip(&mut layers) {
+                ok(replayssm_layers_create(handle, pool, null(), 0, out));
+            }
+        }
+        assert_eq!(allocated() - before, wanted.total_bytes);
+        let n = [i64::from(slots.n_slots), i64::from(slots.n_rings)].map(|n| n as u64);
+        let sum = n[0] * wanted.checkpoint_bytes + n[1] * wanted.ring_bytes + wanted.fixed_bytes;
+        assert_eq!(sum, wanted.total_bytes);
+        layers.into_iter().for_each(|pool| replayssm_layers_destroy(pool));
+        replayssm_slots_destroy(handle);
+        replayssm_context_destroy(context);
+    }
+}
+
+#[test]
+fn components_before_create_are_those_after() {
+    for family in FAMILIES {
+        let spec = Spec { family, layers: 3, slots: 5, rings: 3, ..Spec::default() };
+        let rig = Rig::new(spec.clone());
+        let (before, after) = (planned(&Rig::slots_desc(&spec), &Rig::pool_desc(&spec)), rig.components());
+        assert_eq!(before.len(), after.len());
+        for (b, a) in before.iter().zip(&after) {
+            assert!(b.base.is_null() && b.layer_bases.is_null() && !a.base.is_null());
+            let fields =
+                |c: &replayssm_component| (c.kind, c.per_ring, c.bytes, c.slot_stride_bytes, c.layer_stride_bytes);
+            assert_eq!(fields(b), fields(a));
+            for layer in 0..3 {
+                // SAFETY: the library's array has an element for each layer.
+                let base = unsafe { *a.layer_bases.add(layer) };
+                assert_eq!(base as usize, a.base as usize + layer * a.layer_stride_bytes as usize);
+            }
+        }
+    }
+}
+
+#[test]
+fn case_19_the_budget_of_exactly_n_slots_gives_n_and_one_byte_less_gives_one_less() {
+    for (slots, pools) in models() {
+        for n in [1, 2, 17, 1000] {
+            let slots = replayssm_slots_desc { n_slots: n, n_rings: n, ..slots };
+            let total = plan(&slots, &pools, &desc!(replayssm_plan_args {})).total_bytes;
+            let fit = |budget_bytes: u64| {
+                let args = desc!(replayssm_plan_args { budget_bytes: budget_bytes });
+                plan(&slots, &pools, &args).slots_in_budget
+            };
+            assert_eq!((fit(total), fit(total - 1), fit(total + 1)), (n.into(), i64::from(n) - 1, n.into()));
+        }
+    }
+}
+
+/// The whole of Nemotron-3-Super: 40 Mamba-2 layers of 128 heads of 64 x 128 with bf16 activations, T 8.
+#[test]
+fn case_18_a_slot_is_a_checkpoint_and_a_ring_and_not_a_state_per_draft() {
+    let pool = desc!(replayssm_pool_desc {
+        family: REPLAYSSM_MAMBA2,
+        n_layers: 40,
+        io: REPLAYSSM_BF16,
+        nheads: 128,
+        headdim: 64,
+        dstate: 128,
+        ngroups: 8,
+    });
+    let slots = desc!(replayssm_slots_desc { n_slots: 64, window: 16, max_step_tokens: 8 });
+    let args = desc!(replayssm_plan_args { budget_bytes: 64 << 30, batch: 64 });
+    let info = plan(&slots, &[pool], &args);
+    let state = 40 * 128 * 64 * 128 * 4;
+    assert_eq!(info.state_per_draft_bytes, 9 * state);
+    // Tags of four tiles a head, records of 24 rows.
+    assert_eq!(info.checkpoint_bytes, state + 40 * 128 * 4 * 8);
+    assert_eq!(info.ring_bytes, 40 * 24 * (128 * 64 * 2 + 8 * 128 * 2 + 128 * 8));
+    assert!(info.slots_in_budget > 7 * info.slots_in_budget_state_per_draft, "{}", info.slots_in_budget);
+    assert_eq!(info.slots_in_budget_state_per_draft, (64 << 30) / (9 * state) as i64);
+}
