@@ -483,12 +483,12 @@ fn copy_2d(stream: usize, at: u64, pitch: usize, bytes: usize, host: Host, runs:
     (copy.WidthInBytes, copy.Height) = (bytes, runs);
     match host {
         Host::To(to) => {
-            (copy.srcMemoryType, copy.srcDevice, copy.srcPitch) = (M::CU_MEMORYTYPE_DEVICE, at, pitch);
+            (copy.srcMemoryType, copy.srcDevice, copy.srcPitch) = (M::CU_MEMORYTYPE_UNIFIED, at, pitch);
             (copy.dstMemoryType, copy.dstHost, copy.dstPitch) = (M::CU_MEMORYTYPE_HOST, to.cast(), bytes);
         }
         Host::From(from) => {
             (copy.srcMemoryType, copy.srcHost, copy.srcPitch) = (M::CU_MEMORYTYPE_HOST, from.cast(), bytes);
-            (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (M::CU_MEMORYTYPE_DEVICE, at, pitch);
+            (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (M::CU_MEMORYTYPE_UNIFIED, at, pitch);
         }
     }
     // SAFETY: runs of a pool's memory, and host memory of as many bytes, which stays until the caller has waited for the stream.
