@@ -340,22 +340,26 @@ impl Rig {
 
     /// On a backend; the library's sentence if it cannot be had.
     pub fn on_backend(backend: i32, spec: Spec) -> Result<Self, String> {
+        Self::lent_on(backend, spec, &[])
+    }
+
+    /// On the backend that the tests are for, with a part of its memory lent.
+    pub fn lent(spec: Spec, lent: &[replayssm_lent]) -> Self {
+        Self::lent_on(device::backend(), spec, lent).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn lent_on(backend: i32, spec: Spec, lent: &[replayssm_lent]) -> Result<Self, String> {
         let context = device::context(backend, spec.threads)?;
         let mut slots = null_mut();
         let s = Self::slots_desc(&spec);
         // SAFETY: the descriptor and the out-parameter are locals.
         ok(unsafe { replayssm_slots_create(context, &s, &mut slots) });
-        Ok(Self::on(backend, context, slots, spec))
+        Ok(Self::on_lent(backend, context, slots, spec, lent))
     }
 
     /// Another pool on this one's slots.
     pub fn beside(&self, spec: Spec) -> Self {
-        Self::on(self.backend, self.context, self.slots, spec)
-    }
-
-    /// The same, with a part of its memory lent.
-    pub fn beside_lent(&self, spec: Spec, lent: &[replayssm_lent]) -> Self {
-        Self::on_lent(self.backend, self.context, self.slots, spec, lent)
+        Self::on_lent(self.backend, self.context, self.slots, spec, &[])
     }
 
     /// A pool of a rig, as it is described.
@@ -391,10 +395,6 @@ impl Rig {
         })
     }
 
-    fn on(backend: i32, context: *mut replayssm_context, slots: *mut replayssm_slots, spec: Spec) -> Self {
-        Self::on_lent(backend, context, slots, spec, &[])
-    }
-
     fn on_lent(
         backend: i32,
         context: *mut replayssm_context,
@@ -426,6 +426,12 @@ impl Rig {
                 }
             }
         }
+    }
+
+    /// Takes lent memory from elsewhere.
+    pub fn rebind(&self, lent: &[replayssm_lent]) -> i32 {
+        // SAFETY: everything lives until the call returns.
+        unsafe { replayssm_layers_rebind(self.pool, lent.as_ptr(), lent.len() as i32) }
     }
 
     pub fn components(&self) -> Vec<replayssm_component> {
