@@ -143,3 +143,106 @@ fn case_18_a_slot_is_a_checkpoint_and_a_ring_and_not_a_state_per_draft() {
     assert!(info.slots_in_budget > 7 * info.slots_in_budget_state_per_draft, "{}", info.slots_in_budget);
     assert_eq!(info.slots_in_budget_state_per_draft, (64 << 30) / (9 * state) as i64);
 }
+
+/// Shapes of published models, with bf16 activations: a whole model's recurrent layers and convolutions.
+fn published() -> Vec<(&'static str, Vec<replayssm_pool_desc>)> {
+    let mamba2 = |layers, nheads, headdim, ngroups| {
+        let pool = desc!(replayssm_pool_desc {
+            family: REPLAYSSM_MAMBA2,
+            n_layers: layers,
+            io: REPLAYSSM_BF16,
+            nheads: nheads,
+            headdim: headdim,
+            dstate: 128,
+            ngroups: ngroups,
+        });
+        vec![pool, conv(layers, nheads * headdim + 2 * ngroups * 128)]
+    };
+    let delta = |family, layers, h, hv| {
+        let pool = desc!(replayssm_pool_desc {
+            family: family,
+            n_layers: layers,
+            io: REPLAYSSM_BF16,
+            H: h,
+            HV: hv,
+            K: 128,
+            V: 128,
+        });
+        vec![pool, conv(layers, (2 * h + hv) * 128)]
+    };
+    vec![
+        ("Nemotron-3-Nano-4B", mamba2(21, 96, 80, 8)),
+        ("Nemotron-3-Super-120B", mamba2(40, 128, 64, 8)),
+        ("Nemotron-Ultra-550B", mamba2(48, 256, 64, 8)),
+        ("one group", mamba2(24, 80, 64, 1)),
+        ("Qwen3.5-4B", delta(REPLAYSSM_GDN, 24, 16, 32)),
+        ("Qwen3.5-122B", delta(REPLAYSSM_GDN, 36, 16, 64)),
+        ("Kimi Linear", delta(REPLAYSSM_KDA, 20, 32, 32)),
+    ]
+}
+
+#[test]
+fn the_recommended_window_is_the_smallest_that_moves_nearly_the_fewest_bytes() {
+    for (name, pools) in published() {
+        let mut found = Vec::new();
+        for t in [1, 4, 8] {
+            let at = |window: i32| {
+                let slots = desc!(replayssm_slots_desc { n_slots: 64, max_step_tokens: t, window: window });
+                plan(&slots, &pools, &desc!(replayssm_plan_args { batch: 64 }))
+            };
+            let bytes: Vec<(i32, u64)> = (t..=256).map(|window| (window, at(window).step_bytes)).collect();
+            let fewest = bytes.iter().map(|(_, bytes)| *bytes).min().unwrap();
+            // Within a hundredth, and a byte of rounding.
+            let near = bytes.iter().find(|(_, bytes)| *bytes <= fewest + fewest / 100 + 1).unwrap();
+            let info = at(0);
+            assert_eq!(info.recommended_window, near.0, "{name}, T {t}");
+            // It does not depend on the window that is asked about.
+            assert_eq!(at(200).recommended_window, near.0);
+            let best = at(near.0);
+            assert!(best.step_bytes <= info.step_bytes + info.step_bytes / 100);
+            if t == 1 {
+                assert!(
+                    best.step_bytes * 5 < best.plain_step_bytes * 2,
+                    "{name}: well under half of the plain update's"
+                );
+                assert_eq!(info.flush_share, 1.0 / 16.0);
+            }
+            found.push(near.0);
+        }
+        let wanted = match name {
+            "Kimi Linear" => [11, 16, 16],
+            "Qwen3.5-4B" => [14, 36, 56],
+            "one group" => [15, 44, 64],
+            "Nemotron-Ultra-550B" => [15, 40, 64],
+            _ => [15, 40, 56],
+        };
+        assert_eq!(found, wanted, "{name}");
+    }
+}
+
+#[test]
+fn defaults_are_one_row_of_the_longest_step_and_wrong_questions_are_refused() {
+    let (slots, pools) = models().remove(0);
+    let answer = plan(&slots, &pools, &desc!(replayssm_plan_args {}));
+    assert_eq!(answer.slots_in_budget, -1);
+    assert_eq!(answer.slots_in_budget_state_per_draft, -1);
+    let same = plan(&slots, &pools, &desc!(replayssm_plan_args { batch: 1, tokens: 4 }));
+    assert_eq!((answer.step_bytes, answer.flush_share), (same.step_bytes, same.flush_share));
+    let nothing = plan(&slots, &[], &desc!(replayssm_plan_args { budget_bytes: 1 << 20 }));
+    assert_eq!((nothing.checkpoint_bytes, nothing.ring_bytes, nothing.step_bytes), (0, 0, 0));
+    let poor = plan(&slots, &pools, &desc!(replayssm_plan_args { budget_bytes: 1 }));
+    assert_eq!((poor.slots_in_budget, poor.slots_in_budget_state_per_draft), (0, 0));
+    let refused = |slots: &replayssm_slots_desc, n_pools: i32, args: replayssm_plan_args, wanted: &str| {
+        let mut out = desc!(replayssm_plan_info { recommended_window: 77 });
+        // SAFETY: everything lives until the call returns.
+        let status = unsafe { replayssm_plan(slots, pools.as_ptr(), n_pools, &args, &mut out) };
+        assert!(status != REPLAYSSM_OK && message().starts_with(wanted), "{status}: {}", message());
+        assert_eq!(out.recommended_window, 77);
+    };
+    let args = desc!(replayssm_plan_args {});
+    refused(&slots, -1, args, "n_pools is -1; expected 0 to 4096");
+    refused(&slots, 3, replayssm_plan_args { batch: -1, ..args }, "plan_args.batch is -1; expected 0 to 1048576");
+    refused(&slots, 3, replayssm_plan_args { tokens: 5, ..args }, "plan_args.tokens is 5; expected 0 to 4");
+    refused(&slots, 3, replayssm_plan_args { reserved: 1, ..args }, "plan_args.reserved is 1;");
+    refused(&replayssm_slots_desc { n_slots: 0, ..slots }, 3, args, "slots_desc.n_slots is 0;");
+}
