@@ -331,6 +331,12 @@ typedef struct replayssm_context_info {
   char name[64];
 } replayssm_context_info;
 
+/* Flag of a slots handle: steps and extends look for misuse before they work, and report it as faults with slot and layer (see
+ * replayssm_check): DUPLICATE, CANARY, NOT_FINITE. (Ids, lengths, counts and positions are looked at without it too.) For finding
+ * defects: it costs a second launch and a second reading of all inputs, and 64 to 191 bytes behind every slot's and ring's part of
+ * owned memory. The work itself is the same, and its results too. */
+#define REPLAYSSM_SLOTS_CHECKS 1
+
 /* Sizes and rules of a slots handle. */
 typedef struct replayssm_slots_desc {
   /* sizeof(replayssm_slots_desc). */
@@ -347,7 +353,7 @@ typedef struct replayssm_slots_desc {
   int32_t min_rewind;
   /* REPLAYSSM_SCHEDULE_*. */
   replayssm_schedule schedule;
-  /* Zero. */
+  /* REPLAYSSM_SLOTS_*. */
   uint32_t flags;
 } replayssm_slots_desc;
 
@@ -717,6 +723,14 @@ typedef struct replayssm_cursor {
 /* Fault bit: a checkpoint outside the window (after an uncommitted extend, or lent memory that was never reset), or a position
  * that is not held. Nothing was written; outputs are zero. */
 #define REPLAYSSM_FAULT_POSITION 8
+/* Fault bit, with checks: a row's slot or ring is that of an earlier row of the batch; what the two leave behind is undefined. */
+#define REPLAYSSM_FAULT_DUPLICATE 16
+/* Fault bit, with checks: bytes before or behind a row's part of owned memory were overwritten, by someone else's stray write or by this
+ * library. What stands beside them cannot be trusted either. The bytes stay as they are, so later calls report them again. */
+#define REPLAYSSM_FAULT_CANARY 32
+/* Fault bit, with checks: an infinity or a NaN in an input of a row, or (first_slot and first_row -1) in a parameter. The row is worked
+ * on all the same. */
+#define REPLAYSSM_FAULT_NOT_FINITE 64
 /* Fault bit: a rewind beyond what the slot holds; it did nothing. */
 #define REPLAYSSM_FAULT_REWIND 128
 

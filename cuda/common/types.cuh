@@ -23,7 +23,16 @@ enum : i32 { FORMAT_SPLIT32 = 1, FORMAT_F32 = 2, FORMAT_BF16 = 3, FORMAT_F16 = 4
 enum : i32 { READOUT_HIGH = 1, READOUT_FULL = 2, READOUT_EXACT = 3 };
 
 // Fault bits: src/replay/launch.rs.
-enum : u32 { FAULT_ID = 1, FAULT_COUNT = 2, FAULT_LENGTH = 4, FAULT_POSITION = 8, FAULT_REWIND = 128 };
+enum : u32 {
+  FAULT_ID = 1,
+  FAULT_COUNT = 2,
+  FAULT_LENGTH = 4,
+  FAULT_POSITION = 8,
+  FAULT_DUPLICATE = 16,
+  FAULT_CANARY = 32,
+  FAULT_NOT_FINITE = 64,
+  FAULT_REWIND = 128,
+};
 
 // Rows of a checkpoint tile, columns of a block of state, lanes of a warp.
 enum : i32 { TILE = 16, BLOCK = 32, WARP = 32 };
@@ -382,6 +391,37 @@ struct RewindParams {
   i32 n_pools;
   i32 reserved;
   i32 inline_n[MAX_INLINE];
+};
+
+// An input that checks look at.
+struct Input {
+  Tensor tensor;
+  i64 heads;
+  i64 inner;
+  i32 per_token;
+  i32 reserved;
+};
+
+// A component of owned memory: what a stride has behind a part's bytes is its guard.
+struct Guard {
+  Component component;
+  i64 bytes;
+  i32 per_ring;
+  i32 reserved;
+};
+
+enum : i32 { MAX_INPUTS = 18, MAX_GUARDS = 12 };
+
+struct InspectParams {
+  Slots slots;
+  Batch batch;
+  Place place;
+  Input inputs[MAX_INPUTS];
+  Guard guards[MAX_GUARDS];
+  i32 n_inputs;
+  i32 n_guards;
+  i32 n_layers;
+  i32 writes_guards;
 };
 
 struct ReadParams {

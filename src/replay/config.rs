@@ -45,6 +45,8 @@ pub struct SlotsConfig {
     pub min_rewind: i32,
     /// Fold schedule.
     pub schedule: Schedule,
+    /// Whether calls look for misuse, and memory has guards.
+    pub checks: bool,
 }
 
 fn range(field: &'static str, value: i32, low: i32, high: i32) -> Result<i32> {
@@ -99,7 +101,7 @@ impl SlotsConfig {
                 ));
             }
         };
-        Ok(SlotsConfig { n_slots, n_rings, window, max_step_tokens, min_rewind, schedule })
+        Ok(SlotsConfig { n_slots, n_rings, window, max_step_tokens, min_rewind, schedule, checks: false })
     }
 }
 

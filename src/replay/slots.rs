@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, List, MAX_HOST_LIST,
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, Input, List, MAX_HOST_LIST,
     Mamba2Args, Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
@@ -308,6 +308,9 @@ impl Layers {
                         base,
                         layer_stride: dense_layer,
                         stride: layout.stride as i64,
+                        bytes: layout.bytes as i64,
+                        per_ring: layout.per_ring,
+                        guarded: slots.view.config.checks,
                     }
                 }
             });
@@ -315,6 +318,9 @@ impl Layers {
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
         let view = Arc::new(PoolView { config, index, components: views });
+        if slots.view.config.checks {
+            slots.backend().write_guards(&slots.view, &view)?;
+        }
         pools.push(view.clone());
         drop(pools);
         let layers = Arc::new(Layers { slots, view, layouts, _memory: memory });
@@ -376,6 +382,15 @@ impl Layers {
         }
     }
 
+    /// With checks on, looks at what a step or extend is about to work with; says how it is to run behind that.
+    fn inspect(&self, layer: i64, batch: &Batch, inputs: &mut dyn Iterator<Item = Input>, exec: &Exec) -> Result<Exec> {
+        if !self.slots.view.config.checks {
+            return Ok(*exec);
+        }
+        self.slots.backend().inspect(&self.slots.view, &self.view, layer, batch, inputs, exec)?;
+        Ok(exec.after_own_launch())
+    }
+
     /// A Mamba-2 step or extend of one layer.
     pub fn mamba2(&self, layer: i64, mode: Mode, batch: Batch, args: &Mamba2Args, exec: &Exec) -> Result<()> {
         self.check_layer(layer)?;
@@ -386,6 +401,7 @@ impl Layers {
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.mamba2(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -400,6 +416,7 @@ impl Layers {
         let args = &args.with_default_scale(&self.view.config);
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.delta(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -413,6 +430,7 @@ impl Layers {
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.conv1d(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -478,7 +496,8 @@ fn lent_view(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: i64
             format!("an address aligned to {alignment} bytes"),
         ));
     }
-    Ok(ComponentView { component: layout.component, base: l.base, layer_stride, stride })
+    let (component, per_ring) = (layout.component, layout.per_ring);
+    Ok(ComponentView { component, base: l.base, layer_stride, stride, bytes, per_ring, guarded: false })
 }
 
 impl PoolView {

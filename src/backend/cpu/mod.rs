@@ -3,6 +3,7 @@
 mod conv1d;
 mod counters;
 mod delta;
+mod inspect;
 pub mod isa;
 mod lanes;
 pub(super) mod life;
@@ -23,7 +24,7 @@ use self::isa::{FloatControl, Isa};
 use self::threads::Threads;
 use crate::error::{Error, Result};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Input, List, Mamba2Args, Memory, Mode,
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
 use crate::replay::layout::ALIGNMENT;
@@ -224,6 +225,24 @@ impl Backend for Cpu {
         exec: &Exec,
     ) -> Result<()> {
         conv1d::run(self, slots, pool, layer, mode, batch, args, exec);
+        Ok(())
+    }
+
+    fn inspect(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        batch: &Batch,
+        inputs: &mut dyn Iterator<Item = Input>,
+        exec: &Exec,
+    ) -> Result<()> {
+        inspect::inspect(self, slots, pool, layer, batch, inputs, exec);
+        Ok(())
+    }
+
+    fn write_guards(&self, slots: &SlotsView, pool: &PoolView) -> Result<()> {
+        inspect::write_guards(slots, pool);
         Ok(())
     }
 

@@ -351,6 +351,18 @@ impl Device {
         check(unsafe { sys::cuStreamSynchronize(self.side) }, "cuStreamSynchronize")
     }
 
+    /// The stream of our own, for launches that nobody else's work is to wait for.
+    pub fn side(&self) -> usize {
+        self.side as usize
+    }
+
+    /// Waits for the stream of our own.
+    pub fn wait_for_side(&self) -> Result<()> {
+        let _inside = Inside::enter(self.context)?;
+        // SAFETY: a stream of ours.
+        check(unsafe { sys::cuStreamSynchronize(self.side) }, "cuStreamSynchronize")
+    }
+
     /// Refuses a stream of another context.
     pub fn check_stream(&self, stream: usize) -> Result<()> {
         // The default streams belong to whatever context is current, which is this one when work is enqueued.

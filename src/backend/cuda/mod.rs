@@ -7,6 +7,7 @@ mod conv1d;
 mod delta;
 mod driver;
 mod images;
+mod inspect;
 pub mod instances;
 mod life;
 mod mamba2;
@@ -22,7 +23,7 @@ use self::params::Params;
 use crate::error::{Error, Result};
 use crate::replay::config::{PoolConfig, SlotsConfig};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, List, Mamba2Args, Memory, Mode,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Input, List, Mamba2Args, Memory, Mode,
     PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
 };
 
@@ -168,8 +169,11 @@ impl Backend for Cuda {
         conv1d::supports(pool)
     }
 
-    fn prepare(&self, _slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
-        let Some(pool) = pool else { return life::prepare(self) };
+    fn prepare(&self, slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
+        let Some(pool) = pool else {
+            inspect::prepare(self, slots)?;
+            return life::prepare(self);
+        };
         mamba2::prepare(self, pool)?;
         delta::prepare(self, pool)?;
         conv1d::prepare(self, pool)
@@ -219,6 +223,22 @@ impl Backend for Cuda {
         exec: &Exec,
     ) -> Result<()> {
         conv1d::run(self, slots, pool, layer, mode, batch, args, exec)
+    }
+
+    fn inspect(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        batch: &Batch,
+        inputs: &mut dyn Iterator<Item = Input>,
+        exec: &Exec,
+    ) -> Result<()> {
+        inspect::inspect(self, slots, pool, layer, batch, inputs, exec)
+    }
+
+    fn write_guards(&self, slots: &SlotsView, pool: &PoolView) -> Result<()> {
+        inspect::write_guards(self, slots, pool)
     }
 
     fn commit(&self, slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) -> Result<()> {

@@ -382,6 +382,46 @@ pub struct ReadParams {
     pub dst: u64,
 }
 
+/// An input that checks look at.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Input {
+    pub tensor: Tensor,
+    pub heads: i64,
+    pub inner: i64,
+    pub per_token: i32,
+    pub reserved: i32,
+}
+
+/// A component of owned memory whose parts have guards behind them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Guard {
+    pub component: Component,
+    pub bytes: i64,
+    pub per_ring: i32,
+    pub reserved: i32,
+}
+
+/// The most inputs of a call: a convolution's sections and two parameters.
+pub const MAX_INPUTS: usize = MAX_SECTIONS + 2;
+/// No pool has more components.
+pub const MAX_GUARDS: usize = 12;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct InspectParams {
+    pub slots: Slots,
+    pub batch: Batch,
+    pub place: Place,
+    pub inputs: [Input; MAX_INPUTS],
+    pub guards: [Guard; MAX_GUARDS],
+    pub n_inputs: i32,
+    pub n_guards: i32,
+    pub n_layers: i32,
+    pub writes_guards: i32,
+}
+
 /// Plain values, which may be copied to a kernel as its parameters, or from the device.
 pub trait Params: Copy + 'static {}
 macro_rules! params {
@@ -400,6 +440,7 @@ params!(
     Mamba2ExportParams,
     DeltaExportParams,
     RewindParams,
+    InspectParams,
     ReadParams
 );
 
@@ -432,6 +473,26 @@ impl Component {
             base: c.base.0 as u64,
             layer_stride: c.layer_stride,
             stride: c.stride,
+        })
+    }
+}
+
+impl Input {
+    /// As checks have it.
+    pub fn of(input: &launch::Input) -> Self {
+        let tensor = Tensor::from(&input.tensor);
+        Input { tensor, heads: input.heads, inner: input.inner, per_token: input.per_token.into(), reserved: 0 }
+    }
+}
+
+impl Guard {
+    /// Those of a pool.
+    pub fn all(pool: &PoolView) -> impl Iterator<Item = Self> {
+        pool.components.iter().filter(|c| c.guarded).map(|c| Guard {
+            component: Component::of(pool, c.component),
+            bytes: c.bytes,
+            per_ring: c.per_ring.into(),
+            reserved: 0,
         })
     }
 }
@@ -703,6 +764,9 @@ mod tests {
             DeltaExportParams { family, list, dst }
             PoolTags { tags, n_layers, count, per_ring }
             RewindParams { slots, list, n, done, pools, n_pools, inline_n }
+            Input { tensor, heads, inner, per_token }
+            Guard { component, bytes, per_ring }
+            InspectParams { slots, batch, place, inputs, guards, n_inputs, n_guards, n_layers, writes_guards }
             ReadParams { slots, list, dst }
         }
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/common/layout.inc");
