@@ -333,7 +333,7 @@ impl Layers {
                 explain::pool(config),
             )
         });
-        for warning in warnings(slots, config) {
+        for warning in warnings(slots, config, self.slots.backend().info().device.is_some()) {
             log.line(Level::Warning, || format!("pool {}: {warning}", self.view.index));
         }
     }
