@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64};
 
 use crate::replay::launch;
 
-/// Of the first fault's place: there is none, somebody is writing it, it is complete.
+/// There is no first fault.
 pub const PLACE_NONE: u32 = 0;
-/// As above.
+/// Whoever saw the first fault is writing its place.
 pub const PLACE_CLAIMED: u32 = 1;
-/// As above.
+/// The first fault's place is complete.
 pub const PLACE_WRITTEN: u32 = 2;
 
 /// Sticky faults. All zero: none.

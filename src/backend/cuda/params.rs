@@ -14,16 +14,11 @@ pub const TOKENS: usize = 8;
 /// Bytes of a token's gates in shared memory.
 pub const GATES_BYTES: usize = 16;
 
-/// What a call of a family is to do, by number.
+// What a call of a family is to do, and gates of a delta rule, by number.
 pub const MODE_STEP: i32 = 0;
-/// As above.
 pub const MODE_EXTEND: i32 = 1;
-
-/// Gates of a delta rule by number.
 pub const GATE_SOFTPLUS: i32 = 0;
-/// As above.
 pub const GATE_LOWER_BOUND: i32 = 1;
-/// As above.
 pub const GATE_LOG_DECAY: i32 = 2;
 
 /// The number of a mode.
