@@ -484,8 +484,8 @@ typedef struct replayssm_exec {
   uint32_t struct_size;
   /* REPLAYSSM_EXEC_*; 0 on the CPU backend. */
   uint32_t flags;
-  /* The caller's stream, of the context's CUDA context (or of a green context on its device); NULL: its default stream, and on the CPU
-   * backend the only one. */
+  /* The caller's stream, of the context's CUDA context (or of a green context on its device, with a driver for CUDA 12.5 or later);
+   * NULL: its default stream, and on the CPU backend the only one. */
   replayssm_stream stream;
   /* CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
    * same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's. */
@@ -734,7 +734,8 @@ typedef struct replayssm_cursor {
 /* Fault bit: a rewind beyond what the slot holds; it did nothing. */
 #define REPLAYSSM_FAULT_REWIND 128
 
-/* What went wrong on the device so far. Out. */
+/* What went wrong on the device so far. Out. While the work that saw the first fault is still writing down where, and another fault is
+ * already here, all of first_* are -1: not known yet. */
 typedef struct replayssm_report {
   /* sizeof(replayssm_report), set by the caller. */
   uint32_t struct_size;

@@ -1,5 +1,5 @@
 // What the host and the device agree on: integers, enumerations and the parameters of launches.
-// The structs mirror src/backend/cuda/params.rs; layout.inc, generated from there, checks every size and offset.
+// The structs mirror src/backend/cuda/params.rs; layout.inc, generated from there, checks every number, size and offset.
 #pragma once
 
 typedef signed char i8;
@@ -34,8 +34,30 @@ enum : u32 {
   FAULT_REWIND = 128,
 };
 
+// Of the first fault's place: there is none, somebody is writing it, it is complete. src/backend/report.rs.
+enum : u32 { PLACE_NONE = 0, PLACE_CLAIMED = 1, PLACE_WRITTEN = 2 };
+
+// When folds happen before they must: Schedule of src/replay/config.rs.
+enum : i32 { SCHEDULE_STAGGERED = 0, SCHEDULE_BY_POSITION = 1 };
+
+// Rows or columns of a state at most, and 32-column blocks of its rows. Widest convolution.
+enum : i32 { MAX_DIM = 256, MAX_BLOCKS = MAX_DIM / 32, MAX_WIDTH = 4 };
+
 // Rows of a checkpoint tile, columns of a block of state, lanes of a warp.
 enum : i32 { TILE = 16, BLOCK = 32, WARP = 32 };
+
+enum : i32 {
+  // Records that are in shared memory at a time.
+  CHUNK = 16,
+  // Tokens whose readouts are computed at a time.
+  TOKENS = 8,
+  // Tokens of the longest step that is not serial.
+  MAX_PARALLEL = 16,
+  // Warps of a block at most.
+  MAX_WARPS = 8,
+  // Bytes of a token's gates in shared memory.
+  GATES_BYTES = 16,
+};
 
 // Channels of a convolution that share a tag.
 enum : i32 { CONV_TILE = 128 };
@@ -55,7 +77,7 @@ struct Cursor {
 // Sticky faults, in host memory that the device writes.
 struct Report {
   u32 bits;
-  u32 claimed;
+  u32 place;
   u64 count;
   i64 first_slot;
   i64 first_row;

@@ -412,8 +412,8 @@ pub struct replayssm_exec {
     pub struct_size: u32,
     /// REPLAYSSM_EXEC_*; 0 on the CPU backend.
     pub flags: u32,
-    /// The caller's stream, of the context's CUDA context (or of a green context on its device); NULL: its default stream, and on the CPU
-    /// backend the only one.
+    /// The caller's stream, of the context's CUDA context (or of a green context on its device, with a driver for CUDA 12.5 or later);
+    /// NULL: its default stream, and on the CPU backend the only one.
     pub stream: replayssm_stream,
     /// CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
     /// same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's.
@@ -680,7 +680,8 @@ pub const REPLAYSSM_FAULT_NOT_FINITE: u32 = 64;
 /// Fault bit: a rewind beyond what the slot holds; it did nothing.
 pub const REPLAYSSM_FAULT_REWIND: u32 = 128;
 
-/// What went wrong on the device so far. Out.
+/// What went wrong on the device so far. Out. While the work that saw the first fault is still writing down where, and another fault is
+/// already here, all of first_* are -1: not known yet.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_report {

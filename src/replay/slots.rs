@@ -106,7 +106,7 @@ impl Slots {
         let view = SlotsView { rule, cursors: cursors.address(), counters: counters.address(), config };
         let n = view.config.n_slots.min(view.config.n_rings);
         let mut free = FreeList { free: Vec::new(), generation: Vec::new(), taken: Vec::new() };
-        let oom = |_| Error::OutOfMemory { what: "the free list".into(), bytes: n as u64 * 9 };
+        let oom = |_| Error::OutOfMemory { what: "the free list".into(), bytes: Some(n as u64 * 9) };
         free.free.try_reserve_exact(n as usize).map_err(oom)?;
         free.generation.try_reserve_exact(n as usize).map_err(oom)?;
         free.taken.try_reserve_exact(n as usize).map_err(oom)?;
@@ -339,7 +339,7 @@ impl Layers {
                 explain::pool(config),
             )
         });
-        for warning in warnings(slots, config) {
+        for warning in warnings(slots, config, self.slots.backend().info().device.is_some()) {
             log.line(Level::Warning, || format!("pool {}: {warning}", self.view.index));
         }
     }

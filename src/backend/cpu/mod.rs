@@ -150,7 +150,7 @@ impl Backend for Cpu {
     }
 
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {
-        let oom = || Error::OutOfMemory { what: what.into(), bytes };
+        let oom = || Error::OutOfMemory { what: what.into(), bytes: Some(bytes) };
         let size = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_add(ALIGNMENT as usize));
         // The allocator zeroes pages when they are first touched only if it need not align them itself.
         let layout = Layout::from_size_align(size.ok_or_else(oom)?, 8).map_err(|_| oom())?;

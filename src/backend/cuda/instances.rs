@@ -177,7 +177,7 @@ impl Key {
         if self.columns == 0 {
             return Vec::new();
         }
-        let wide = self.columns > 128;
+        let wide = self.columns > COLUMNS[0];
         // Two blocks of 256 threads fit a multiprocessor with 128 registers a thread.
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,

@@ -14,7 +14,6 @@ mod mamba2;
 mod params;
 
 use std::collections::HashMap;
-use std::ptr::{read_volatile, write_volatile};
 use std::sync::{Arc, OnceLock};
 
 use self::driver::{Device, DeviceMemory, HostMemory, Kernel, Shape};
@@ -297,21 +296,9 @@ impl Backend for Cuda {
     }
 
     fn report(&self, slots: &SlotsView, clear: bool) -> Report {
-        let at = slots.counters.0 as *mut params::Report;
-        // SAFETY: counters of this backend begin with a report; the device may write it meanwhile, its bits last.
-        let seen = unsafe { read_volatile(at) };
-        if clear && (seen.bits, seen.claimed, seen.count) != (0, 0, 0) {
-            // SAFETY: as above. A fault that comes at this very moment may be lost.
-            unsafe { write_volatile(at, params::Report::default()) };
-        }
-        Report {
-            bits: seen.bits,
-            count: seen.count,
-            first_slot: seen.first_slot,
-            first_row: seen.first_row,
-            first_pool: seen.first_pool,
-            first_layer: seen.first_layer,
-        }
+        let counters = slots.counters.0 as *const params::Counters;
+        // SAFETY: counters of this backend, alive as long as the slots handle. The device may write the report, which is of atomics.
+        unsafe { &(*counters).report }.read(clear)
     }
 
     fn stats(&self, slots: &SlotsView) -> Result<Stats> {
