@@ -18,7 +18,7 @@ use crate::backend::cuda::Cuda;
 use crate::dtype::IndexType;
 use crate::error::{Error, Result};
 use crate::replay::capacity::ModelPlan;
-use crate::replay::config::{PoolConfig, SlotsConfig};
+use crate::replay::config::PoolConfig;
 use crate::replay::launch::{Address, Backend, Exec, Mode};
 use crate::replay::layout::components;
 use crate::replay::plan::supports;
@@ -267,15 +267,10 @@ pub unsafe extern "C" fn replayssm_slots_create(
         let context = pin::<Context, _>(context, "context")?;
         // SAFETY: by the caller's promise.
         let d = unsafe { descriptor(desc) }?;
-        let config = slots_config(&d)?;
+        let config = convert::slots(&d)?;
         out.set(insert(Slots::create(context.clone(), config)?)?);
         Ok(())
     })
-}
-
-fn slots_config(d: &replayssm_slots_desc) -> Result<SlotsConfig> {
-    convert::zero("slots_desc.flags", d.flags)?;
-    SlotsConfig::checked(d.n_slots, d.n_rings, d.window, d.max_step_tokens, d.min_rewind, d.schedule)
 }
 
 /// Destroys a slots handle once the last pool on it is gone. A call that is inside finishes as usual.
@@ -478,7 +473,7 @@ pub unsafe extern "C" fn replayssm_plan(
 ) -> replayssm_status {
     guard(|| {
         // SAFETY: by the caller's promise.
-        let slots = slots_config(&unsafe { descriptor(slots_desc) }?)?;
+        let slots = convert::slots(&unsafe { descriptor(slots_desc) }?)?;
         // SAFETY: by the caller's promise.
         let pools = unsafe { pool_list(pools, n_pools) }?;
         // SAFETY: by the caller's promise.
@@ -528,7 +523,7 @@ pub unsafe extern "C" fn replayssm_plan_components(
 ) -> replayssm_status {
     guard(|| {
         // SAFETY: by the caller's promise.
-        let slots = slots_config(&unsafe { descriptor(slots_desc) }?)?;
+        let slots = convert::slots(&unsafe { descriptor(slots_desc) }?)?;
         // SAFETY: by the caller's promise.
         let pool = unsafe { pool_config(pool_desc) }?;
         let layouts = components(&slots, &pool)?;

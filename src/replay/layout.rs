@@ -31,6 +31,10 @@ pub const ALIGNMENT: u64 = 128;
 
 /// Bytes of a slots handle's counters in the backend's memory.
 pub const COUNTER_BYTES: u64 = 256;
+/// With checks on, at least so many bytes lie between neighbouring parts of owned memory, and hold [`GUARD`].
+const GUARD_BYTES: u64 = 64;
+/// What they hold.
+pub const GUARD: u8 = 0xC5;
 
 /// A component of a pool's memory. The numbers are those of the C interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -115,7 +119,9 @@ pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<Componen
     list.into_iter()
         .map(|(component, per_ring, bytes)| {
             let bytes = bytes.ok_or_else(|| too_large(component))?;
-            let stride = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(|| too_large(component))?;
+            let guard = if slots.checks { GUARD_BYTES } else { 0 };
+            let stride = bytes.checked_add(guard).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
+            let stride = stride.ok_or_else(|| too_large(component))?;
             Ok(ComponentLayout { component, per_ring, bytes, stride })
         })
         .collect()

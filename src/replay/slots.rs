@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, List, MAX_HOST_LIST,
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, Input, List, MAX_HOST_LIST,
     Mamba2Args, Memory, Mode, PoolView, Report, ResetArgs, Site, SlotsView, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
@@ -114,7 +114,7 @@ impl Slots {
         let view = SlotsView { rule, cursors: cursors.address(), counters: counters.address(), config };
         let n = view.config.n_slots.min(view.config.n_rings);
         let mut free = FreeList { free: Vec::new(), generation: Vec::new(), taken: Vec::new() };
-        let oom = |_| Error::OutOfMemory { what: "the free list".into(), bytes: n as u64 * 9 };
+        let oom = |_| Error::OutOfMemory { what: "the free list".into(), bytes: Some(n as u64 * 9) };
         free.free.try_reserve_exact(n as usize).map_err(oom)?;
         free.generation.try_reserve_exact(n as usize).map_err(oom)?;
         free.taken.try_reserve_exact(n as usize).map_err(oom)?;
@@ -291,6 +291,7 @@ impl Layers {
         let sites = lent_sites(&slots.view.config, &config, &layouts, lent)?;
         for (layout, site) in layouts.iter().zip(sites) {
             let total = layout.total(&slots.view.config, &config)?;
+            let guarded = site.is_none() && slots.view.config.checks;
             let site = match site {
                 Some(site) => site,
                 None => {
@@ -302,11 +303,14 @@ impl Layers {
                 }
             };
             let table = table_of(slots.backend(), &site, &mut tables)?;
-            views.push(ComponentView::new(layout.component, &site, table));
+            views.push(ComponentView::new(layout, &site, table, guarded));
         }
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
         let view = Arc::new(PoolView { config, index, components: views });
+        if slots.view.config.checks {
+            slots.backend().write_guards(&slots.view, &view)?;
+        }
         pools.push(view.clone());
         drop(pools);
         let tables = Mutex::new(tables);
@@ -327,7 +331,7 @@ impl Layers {
                 explain::pool(config),
             )
         });
-        for warning in warnings(slots, config) {
+        for warning in warnings(slots, config, self.slots.backend().info().device.is_some()) {
             log.line(Level::Warning, || format!("pool {}: {warning}", self.view.index));
         }
     }
@@ -401,6 +405,15 @@ impl Layers {
         }
     }
 
+    /// With checks on, looks at what a step or extend is about to work with; says how it is to run behind that.
+    fn inspect(&self, layer: i64, batch: &Batch, inputs: &mut dyn Iterator<Item = Input>, exec: &Exec) -> Result<Exec> {
+        if !self.slots.view.config.checks {
+            return Ok(*exec);
+        }
+        self.slots.backend().inspect(&self.slots.view, &self.view, layer, batch, inputs, exec)?;
+        Ok(exec.after_own_launch())
+    }
+
     /// A Mamba-2 step or extend of one layer.
     pub fn mamba2(&self, layer: i64, mode: Mode, batch: Batch, args: &Mamba2Args, exec: &Exec) -> Result<()> {
         self.check_layer(layer)?;
@@ -411,6 +424,7 @@ impl Layers {
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.mamba2(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -425,6 +439,7 @@ impl Layers {
         let args = &args.with_default_scale(&self.view.config);
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.delta(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -438,6 +453,7 @@ impl Layers {
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.conv1d(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 

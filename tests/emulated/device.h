@@ -77,6 +77,11 @@ inline unsigned atomicExch(unsigned *at, unsigned value) {
   *at = value;
   return old;
 }
+inline unsigned atomicCAS(unsigned *at, unsigned compare, unsigned value) {
+  unsigned old = *at;
+  if (old == compare) *at = value;
+  return old;
+}
 inline unsigned atomicOr(unsigned *at, unsigned value) {
   unsigned old = *at;
   *at = old | value;

@@ -35,10 +35,12 @@ pub enum Work {
     Rewind,
     /// Cursors for the caller.
     ReadCursors,
+    /// Checks before a step or extend, and guards of a new pool.
+    Inspect,
 }
 
 /// Kernels of which there is one.
-pub const SINGLE: [Work; 9] = [
+pub const SINGLE: [Work; 10] = [
     Work::Mamba2Tail,
     Work::Conv1d,
     Work::Commit,
@@ -48,6 +50,7 @@ pub const SINGLE: [Work; 9] = [
     Work::Window,
     Work::Rewind,
     Work::ReadCursors,
+    Work::Inspect,
 ];
 
 /// Checkpoint formats by number, as `Format` has them.
@@ -131,6 +134,7 @@ impl Key {
             Work::Window => "window",
             Work::Rewind => "rewind",
             Work::ReadCursors => "read_cursors",
+            Work::Inspect => "inspect",
         }
         .to_owned();
         if let Some((_, format)) = FORMATS.iter().find(|(number, _)| *number == self.format) {
@@ -164,6 +168,7 @@ impl Key {
             Work::Window => "slots/window.cu",
             Work::Rewind => "slots/rewind.cu",
             Work::ReadCursors => "slots/read_cursors.cu",
+            Work::Inspect => "slots/inspect.cu",
         }
     }
 
@@ -172,7 +177,7 @@ impl Key {
         if self.columns == 0 {
             return Vec::new();
         }
-        let wide = self.columns > 128;
+        let wide = self.columns > COLUMNS[0];
         // Two blocks of 256 threads fit a multiprocessor with 128 registers a thread.
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
