@@ -464,9 +464,9 @@ impl Device {
 
     /// Waits for the stream of our own.
     pub fn wait_for_side(&self) -> Result<()> {
-        let _inside = Inside::enter(self.context)?;
+        let _inside = Inside::enter(self)?;
         // SAFETY: a stream of ours.
-        check(unsafe { sys::cuStreamSynchronize(self.side) }, "cuStreamSynchronize")
+        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
     }
 
     /// Refuses a stream of another context.
