@@ -195,7 +195,10 @@ fn the_recommended_window_is_the_smallest_that_moves_nearly_the_fewest_bytes() {
             let best = at(info.recommended_window);
             assert!(best.step_bytes <= info.step_bytes + info.step_bytes / 100);
             if t == 1 {
-                assert!(best.step_bytes * 5 < best.plain_step_bytes * 2, "{name}: well under half of the plain update's");
+                assert!(
+                    best.step_bytes * 5 < best.plain_step_bytes * 2,
+                    "{name}: well under half of the plain update's"
+                );
                 assert_eq!(info.flush_share, 1.0 / 16.0);
             }
             info.recommended_window
