@@ -500,8 +500,80 @@ static void texts(void) {
   FAILS(UNSUPPORTED, "max_step_tokens", replayssm_supports(context, &d, INT32_MAX));
 }
 
+/* Plans and blobs. The blobs themselves are tested where more is known of them. */
+static void plans_and_blobs(void) {
+  static unsigned char blob[1 << 20];
+  const replayssm_slots_desc s = good_slots();
+  const replayssm_pool_desc p = good_mamba();
+  replayssm_plan_info info = REPLAYSSM_INIT(replayssm_plan_info);
+  replayssm_component components[8];
+  uint64_t bytes = 77;
+  uint32_t generation = 40;
+  int32_t n = 77;
+  FAILS(INVALID, "n_pools is -1", replayssm_plan(&s, &p, -1, NULL, &info));
+  FAILS(INVALID, "n_pools is 4097", replayssm_plan(&s, &p, 4097, NULL, &info));
+  FAILS(INVALID, "replayssm_pool_desc", replayssm_plan(&s, NULL, 1, NULL, &info));
+  FAILS(INVALID, "replayssm_slots_desc", replayssm_plan(NULL, &p, 1, NULL, &info));
+  FAILS(INVALID, "replayssm_plan_info", replayssm_plan(&s, &p, 1, NULL, NULL));
+  CHECK(info.checkpoint_bytes == 0);
+  WORKS(replayssm_plan(&s, &p, 1, NULL, &info));
+  CHECK(info.checkpoint_bytes > 0 && info.slots_in_budget == -1);
+  memset(components, 0x5A, sizeof components);
+  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 4; at least 5", replayssm_plan_components(&s, &p, components, 4, &n));
+  CHECK(n == 5);
+  FAILS(INVALID, "n is NULL", replayssm_plan_components(&s, &p, components, 8, NULL));
+  for (size_t i = 0; i < sizeof components; i++) CHECK(((unsigned char *)components)[i] == 0x5A);
+
+  replayssm_list l = good_list();
+  l.n = 1;
+  FAILS(INVALID, "bytes is NULL", replayssm_save_bytes(slots, REPLAYSSM_SAVE_LIVE, NULL));
+  FAILS(UNSUPPORTED, "kind is -1", replayssm_save_bytes(slots, -1, &bytes));
+  CHECK(bytes == 77);
+  WORKS(replayssm_save_bytes(slots, REPLAYSSM_SAVE_LIVE, &bytes));
+  CHECK(bytes > 1000 && bytes < sizeof blob);
+  memset(blob, 0x5A, sizeof blob);
+  FAILS(UNSUPPORTED, "kind is 99", replayssm_save(slots, &l, 99, blob, sizeof blob, NULL));
+  FAILS(INVALID, "blob is NULL", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, NULL, sizeof blob, NULL));
+  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, bytes - 1, NULL));
+  for (size_t i = 0; i < sizeof blob; i++) CHECK(blob[i] == 0x5A);
+#define BAD_PLACE(assignment, word)                                                                 \
+  do {                                                                                              \
+    replayssm_list bad = l;                                                                         \
+    bad.assignment;                                                                                 \
+    FAILS(INVALID, word, replayssm_save(slots, &bad, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, NULL)); \
+    FAILS(INVALID, word, replayssm_restore(slots, &bad, blob, bytes, NULL, NULL));                  \
+  } while (0)
+  const int32_t none[1] = {-1}, high[1] = {SLOTS};
+  BAD_PLACE(n = 0, "list.n is 0");
+  BAD_PLACE(n = 2, "list.n is 2");
+  BAD_PLACE(place = REPLAYSSM_DEVICE, "list.place");
+  BAD_PLACE(slots = good_ids(none), "list.slots[0] is -1");
+  BAD_PLACE(slots = good_ids(high), "list.slots[0] is 4");
+  BAD_PLACE(rings = good_ids(high), "list.rings[0] is 4");
+  replayssm_exec exec = REPLAYSSM_INIT(replayssm_exec);
+  exec.n_parts = 2;
+  FAILS(INVALID, "exec.n_parts", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, &exec));
+  WORKS(replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, NULL));
+  CHECK(blob[bytes] == 0x5A);
+  FAILS(INVALID, "blob is NULL", replayssm_restore(slots, &l, NULL, bytes, NULL, NULL));
+  FAILS(REPLAYSSM_BAD_BLOB, "bytes is 0", replayssm_restore(slots, &l, blob, 0, NULL, NULL));
+  FAILS(REPLAYSSM_BAD_BLOB, "bytes is", replayssm_restore(slots, &l, blob, bytes - 1, NULL, NULL));
+  replayssm_restore_args args = REPLAYSSM_INIT(replayssm_restore_args);
+  args.reserved = 1;
+  FAILS(UNSUPPORTED, "restore_args.reserved", replayssm_restore(slots, &l, blob, bytes, &args, NULL));
+  args.reserved = 0;
+  args.generation = (const uint32_t *)ODD(&generation);
+  FAILS(INVALID, "restore_args.generation", replayssm_restore(slots, &l, blob, bytes, &args, NULL));
+  args.generation = &generation;
+  WORKS(replayssm_restore(slots, &l, blob, bytes, &args, NULL));
+  replayssm_cursor cursor;
+  WORKS(replayssm_read_cursors(slots, &l, &cursor, NULL));
+  CHECK(cursor.generation == 40);
+}
+
 void ids_and_buffers(void) {
   texts();
+  plans_and_blobs();
   int32_t taken[4] = {77, 77, 77, 77}, again[2];
   uint32_t generations[4] = {77, 77, 77, 77};
   int32_t n = 77;
