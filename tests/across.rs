@@ -15,10 +15,11 @@ use std::fmt::Display;
 use std::ptr::{null, null_mut};
 
 use common::device::{self, peek, poke};
+use common::model::Model as SavedModel;
 use common::oracle::{Oracle, limits, relative, unit};
 use common::{
     ABSENT, Array, BatchData, FAMILIES, Rig, Rng, Row, Skip, Spec, Token, address, components, decode, encode, ids64,
-    ok, size_of_dtype, tensor,
+    message, ok, size_of_dtype, tensor,
 };
 use replayssm::ffi::*;
 use replayssm::replay::plan::MAX_PARALLEL;
@@ -795,6 +796,70 @@ fn cuda_equals_the_cpu_second_share() {
 #[test]
 fn cuda_equals_the_cpu_third_share() {
     share(2, 3);
+}
+
+/// A slot that one backend saved goes on on the other, there and back, and blobs of the same requests are the same.
+#[test]
+fn cuda_equals_the_cpu_in_saved_slots() {
+    let probe = match device::context(REPLAYSSM_BACKEND_CUDA, 0) {
+        Err(why) => return println!("skipped: across because {why}"),
+        Ok(context) => context,
+    };
+    for family in FAMILIES {
+        for (format, stochastic) in [
+            (REPLAYSSM_FORMAT_SPLIT32, false),
+            (REPLAYSSM_FORMAT_F32, false),
+            (REPLAYSSM_FORMAT_BF16, true),
+            (REPLAYSSM_FORMAT_F16, false),
+        ] {
+            let spec = Spec {
+                family,
+                format,
+                stochastic,
+                layers: 2,
+                window: 7,
+                t_max: 3,
+                keep: 2,
+                slots: 4,
+                rings: 3,
+                ..Spec::default()
+            };
+            let backends = [REPLAYSSM_BACKEND_CPU, REPLAYSSM_BACKEND_CUDA];
+            let models = backends.map(|backend| SavedModel::on(backend, &spec));
+            let mut rng = Rng(11);
+            // Empty, full, wrapped, and with a step that is not committed.
+            for moment in [0, 5, 17] {
+                let steps = models[0].steps(&mut rng, moment);
+                let lost = models[0].tokens(&mut rng, 2);
+                for model in &models {
+                    model.rigs[0].reset(1, 2, 0);
+                    model.run(1, 2, &steps);
+                    model.step(1, 2, &lost, false);
+                }
+                let next = models[0].steps(&mut rng, 6);
+                let wanted = models[0].rigs[0].save(REPLAYSSM_SAVE_PORTABLE, 1, 2);
+                for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
+                    let blobs = models.each_ref().map(|model| model.rigs[0].save(kind, 1, 2));
+                    assert!(blobs[0] == blobs[1], "{spec:?}, after {moment} steps, kind {kind}");
+                    // Back and forth between backends.
+                    for model in &models {
+                        assert_eq!(model.rigs[0].restore(3, 0, &blobs[0]), REPLAYSSM_OK, "{}", message());
+                    }
+                    let outputs = models.each_ref().map(|model| model.run(3, 0, &next));
+                    assert!(outputs[0] == outputs[1], "{spec:?}, after {moment} steps, kind {kind}");
+                    let ends = models.each_ref().map(|model| model.rigs[0].save(kind, 3, 0));
+                    assert!(ends[0] == ends[1], "{spec:?}, after {moment} steps, kind {kind}");
+                    assert_eq!(models[0].rigs[0].restore(2, 1, &ends[1]), REPLAYSSM_OK, "{}", message());
+                    assert!(models[0].states(2, 1) == models[1].states(3, 0));
+                }
+                assert!(models[1].rigs[0].save(REPLAYSSM_SAVE_PORTABLE, 1, 2) == wanted);
+            }
+            for model in &models {
+                assert_eq!(model.rigs[0].faults(false).bits, 0);
+            }
+        }
+    }
+    replayssm_context_destroy(probe);
 }
 
 /// Models of one family that differ in little and live long: for breaks of device code, which are to be found with few kernels.
