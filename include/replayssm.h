@@ -11,6 +11,8 @@
  *   step, step, ..., commit         one model step: every layer and convolution with ONE batch, then one commit
  *   extend, extend, ..., commit     the same for prompts: rows of any length, no rollback
  *   export, rewind, read_cursors    look, take back
+ *   save, restore                   a request in host memory, for later or for another machine
+ *   plan                            what a model will take, before any of it exists
  *
  * Structs
  *   A descriptor starts with struct_size = sizeof(the struct) as the caller compiled it (REPLAYSSM_INIT does that). Zero is every field's
@@ -30,8 +32,8 @@
  * Threads and streams
  *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
  *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
- *   Only calls that create, destroy, query or fail allocate. No call waits for another's work: while the CPU backend's threads
- *   work for one call, another does its own on its thread. Lists of pools are read under a lock by reset and rewind, which
+ *   Only calls that create, destroy, rebind, save, restore, plan, query or fail allocate. No call waits for another's work: while the CPU backend's threads
+ *   work for one call, another does its own on its thread. Lists of pools are read under a lock by reset, rewind, save and restore, which
  *   creating and destroying a pool wait for; acquire and release take a lock. A call needs at most 256 KiB of its thread's stack.
  *
  * Errors
