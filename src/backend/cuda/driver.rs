@@ -6,7 +6,7 @@
 //! current context stays as it was.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -602,20 +602,39 @@ impl Host {
 /// Describes a copy of runs `pitch` apart on the device, dense on the host.
 fn copy_2d(at: u64, pitch: usize, bytes: usize, host: Host, runs: usize) -> CUDA_MEMCPY2D {
     use sys::CUmemorytype as M;
-    // SAFETY: all zero is a description of a copy.
-    let mut copy: CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-    (copy.WidthInBytes, copy.Height) = (bytes, runs);
+    let (device, dense) = (M::CU_MEMORYTYPE_UNIFIED, M::CU_MEMORYTYPE_HOST);
+    // Out of the device's memory; the other way is the same with its sides exchanged.
+    let copy = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: device,
+        srcHost: null(),
+        srcDevice: at,
+        srcArray: null_mut(),
+        srcPitch: pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: dense,
+        dstHost: null_mut(),
+        dstDevice: 0,
+        dstArray: null_mut(),
+        dstPitch: bytes,
+        WidthInBytes: bytes,
+        Height: runs,
+    };
     match host {
-        Host::To(to) => {
-            (copy.srcMemoryType, copy.srcDevice, copy.srcPitch) = (M::CU_MEMORYTYPE_UNIFIED, at, pitch);
-            (copy.dstMemoryType, copy.dstHost, copy.dstPitch) = (M::CU_MEMORYTYPE_HOST, to.cast(), bytes);
-        }
-        Host::From(from) => {
-            (copy.srcMemoryType, copy.srcHost, copy.srcPitch) = (M::CU_MEMORYTYPE_HOST, from.cast(), bytes);
-            (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (M::CU_MEMORYTYPE_UNIFIED, at, pitch);
-        }
+        Host::To(to) => CUDA_MEMCPY2D { dstHost: to.cast(), ..copy },
+        Host::From(from) => CUDA_MEMCPY2D {
+            srcMemoryType: dense,
+            srcHost: from.cast(),
+            srcDevice: 0,
+            srcPitch: bytes,
+            dstMemoryType: device,
+            dstDevice: at,
+            dstPitch: pitch,
+            ..copy
+        },
     }
-    copy
 }
 
 impl Drop for Device {
