@@ -83,10 +83,18 @@ DEVICE bool entry_of(const Slots &slots, const List &list, i64 i, const Place &p
   return pair_of(slots, slot, ring, list.first + i, place, report);
 }
 
+// A component's part of a slot (ring) of the layer that a launch works on, which base is of. Apart from part_at, whose branch costs steps
+// registers that they do not have.
+DEVICE i64 own_part(const Component &c, i64 index) { return (i64)c.base + index * c.stride; }
+
+// The same of any layer.
 DEVICE i64 part_at(const Component &c, i64 layer, i64 index) {
   i64 base = c.layer_stride == LAYER_TABLE ? ((const i64 *)c.base)[layer] : (i64)c.base + layer * c.layer_stride;
   return base + index * c.stride;
 }
+
+// A component of all layers as one of a layer.
+DEVICE Component layer_of(const Component &c, i64 layer) { return Component{(char *)part_at(c, layer, 0), 0, c.stride}; }
 
 DEVICE i64 floor_div(i64 a, i64 b) {
   i64 q = a / b;

@@ -29,6 +29,12 @@ DEVICE bool placed_entry(const Slots &slots, const List &list, i64 i, bool own, 
 // Tags of a head of one layer and slot.
 DEVICE i64 *tags_of(const State &s, i64 layer, i64 slot, i64 head) { return (i64 *)part_at(s.tags, layer, slot) + head * s.tiles; }
 
+// States of all layers as those of one.
+DEVICE void choose_states(State &to, const State &s, i64 layer) {
+  to.checkpoint = layer_of(s.checkpoint, layer);
+  to.tags = layer_of(s.tags, layer);
+}
+
 // First byte of a head's state.
 DEVICE char *head_of(const State &s, i64 layer, i64 slot, i64 head) {
   return (char *)part_at(s.checkpoint, layer, slot) + head * s.rows * s.columns * (s.format <= FORMAT_F32 ? 4 : 2);

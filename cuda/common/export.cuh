@@ -6,6 +6,7 @@
 //   stage(p, n)                                 brings n records from base on to shared memory
 //   take_in(tile, p, i, half)                   takes record i of those into a tile
 //   record_bytes(p)                             of all heads
+//   choose_layer(to, p, layer)                  of components of all layers makes those of one
 #pragma once
 #include "block.cuh"
 #include "dense.cuh"
@@ -140,7 +141,10 @@ DEVICE void export_states(const P &p) {
     i32 part = (i32)(item % s.parts), head = (i32)(item / s.parts % s.heads);
     i64 index = item / units % layers, i = item / units / layers;
     __syncthreads();
-    if (threadIdx.x == 0) family.place.layer = p.dst.layer < 0 ? (i32)index : p.dst.layer;
+    if (threadIdx.x == 0) {
+      family.place.layer = p.dst.layer < 0 ? (i32)index : p.dst.layer;
+      Family::choose_layer(family, p.family, family.place.layer);
+    }
     __syncthreads();
     if (begin_export(p.family.slots, p.list, family.place, s, i, head, part))
       export_item<Family, FORMAT, NC, H>(family, p.list, p.dst, index);

@@ -14,6 +14,15 @@ struct DeltaFamily {
     delta::take_in<INSTANCE_KDA>(t, p, i, half);
   }
 
+  static DEVICE void choose_layer(Params &to, const Params &p, i64 layer) {
+    choose_states(to.state, p.state, layer);
+    to.ring_k = layer_of(p.ring_k, layer);
+    to.ring_norm = layer_of(p.ring_norm, layer);
+    to.ring_v = layer_of(p.ring_v, layer);
+    to.ring_g = layer_of(p.ring_g, layer);
+    to.ring_beta = layer_of(p.ring_beta, layer);
+  }
+
   static DEVICE u64 record_bytes(const Params &p) {
     const State &s = p.state;
     u64 keys = (u64)p.qk_heads * (s.columns * size_of(p.io) + 4);

@@ -15,6 +15,13 @@ struct Mamba2Family {
     mamba2::take_in(t, p, i, half);
   }
 
+  static DEVICE void choose_layer(Params &to, const Params &p, i64 layer) {
+    choose_states(to.state, p.state, layer);
+    to.ring_x = layer_of(p.ring_x, layer);
+    to.ring_b = layer_of(p.ring_b, layer);
+    to.ring_dt = layer_of(p.ring_dt, layer);
+  }
+
   static DEVICE u64 record_bytes(const Params &p) {
     const State &s = p.state;
     return (u64)s.heads * (s.rows * size_of(p.io) + 8) + (u64)(s.heads / p.heads_per_group) * s.columns * size_of(p.io);
