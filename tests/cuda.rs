@@ -259,6 +259,54 @@ fn handles_come_and_go_while_another_thread_captures() {
     same("captured", &captured.memory(), &eager.memory());
 }
 
+/// Saving and restoring wait for their stream, so they refuse one that captures and leave the capture alone; on another stream they work
+/// meanwhile. Behind enqueued work on a stream they see what it did.
+#[test]
+fn saving_waits_for_its_stream_and_refuses_one_that_captures() {
+    let Some((gpu, _guard)) = device("saving") else { return };
+    let (captured, eager) = (on(gpu), on(gpu));
+    let (stream, other) = (gpu.stream(), gpu.stream());
+    let mut script = Script::new(35, all_slots());
+    let data = script.next(&captured);
+    captured.load(&data);
+    eager.load(&data);
+    gpu.sync();
+    let save = |model: &Model, kind: i32, stream: usize| {
+        let ids = [0i64];
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: common::ids64(&ids) });
+        let exec = model.exec(stream, 0);
+        let mut bytes = 0;
+        // SAFETY: everything lives until the call returns, here and below.
+        accepted(unsafe { replayssm_save_bytes(model.slots_handle(), kind, &mut bytes) });
+        let mut blob = vec![0u8; bytes as usize];
+        let at = blob.as_mut_ptr().cast();
+        // SAFETY: as above.
+        let status = unsafe { replayssm_save(model.slots_handle(), &list, kind, at, bytes, &exec) };
+        // SAFETY: as above.
+        let back = || unsafe { replayssm_restore(model.slots_handle(), &list, at, bytes, null(), &exec) };
+        (status, if status == REPLAYSSM_OK { back() } else { status }, blob)
+    };
+    let graph = stream.capture(|| {
+        for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
+            assert_eq!(save(&captured, kind, stream.at).0, REPLAYSSM_CAPTURING);
+        }
+        assert!(message().contains("captures"), "{}", message());
+        assert_eq!(save(&captured, REPLAYSSM_SAVE_LIVE, other.at).0, REPLAYSSM_OK, "{}", message());
+        captured.enqueue(stream.at, 0);
+    });
+    graph.launch(&stream);
+    eager.enqueue(other.at, 0);
+    for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
+        // No wait of ours between the work and these.
+        let (one, two) = (save(&captured, kind, stream.at), save(&eager, kind, other.at));
+        assert_eq!([one.0, one.1, two.0, two.1], [REPLAYSSM_OK; 4], "{}", message());
+        // Live requests have equal heads; generations of the models differ by nothing.
+        assert!(one.2 == two.2, "kind {kind}");
+    }
+    gpu.sync();
+    same("saved", &captured.outputs(), &eager.outputs());
+}
+
 /// Destroying handles behind enqueued work waits for it: memory and code go when nobody uses them any more.
 #[test]
 fn destroying_waits_for_work() {
