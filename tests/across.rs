@@ -274,7 +274,7 @@ impl Both {
             self.compare_memory(request, 0);
             let cursors = [0, 1].map(|i| {
                 let c = self.rigs[i].cursor(request.ring);
-                (c.position, c.flush_before, c.seed, c.generation, c.flags)
+                (c.position, c.flush_before, c.seed, c.generation, c.committed)
             });
             let cursor = self.same(format!("cursor of ring {}", request.ring), cursors);
             assert_eq!(cursor.0, request.position() as i64, "{}, round {}: position", self.name, self.round);

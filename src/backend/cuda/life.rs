@@ -107,11 +107,12 @@ pub(super) fn reset(
     cuda: &Cuda,
     slots: &SlotsView,
     pools: &[Arc<PoolView>],
-    list: &launch::List,
+    lists: &launch::PoolLists,
     args: &ResetArgs,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    let list = &lists.list;
+    check_list(slots, list, "list", true)?;
     check_positions(list, args.position, "reset_args.position")?;
     let mut exec = *exec;
     for part in parts(list, args.position) {
@@ -201,7 +202,7 @@ pub(super) fn import(
     src: &launch::StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    check_list(slots, list, "list", true)?;
     check_positions(list, position, "position")?;
     let (state, windows) = (State::of(pool), Windows::of(slots, pool));
     let mut exec = *exec;
@@ -235,7 +236,7 @@ pub(super) fn export(
     dst: &launch::StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, false)?;
+    check_list(slots, list, "list", false)?;
     let mut exec = *exec;
     for part in parts(list, at) {
         let dst = StateTensor::of(dst, pool.config.n_layers, part.first);
@@ -260,12 +261,13 @@ pub(super) fn rewind(
     cuda: &Cuda,
     slots: &SlotsView,
     pools: &[Arc<PoolView>],
-    list: &launch::List,
+    lists: &launch::PoolLists,
     n: Address,
     done: Option<Address>,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    let list = &lists.list;
+    check_list(slots, list, "list", true)?;
     if pools.len() > MAX_POOLS {
         return Err(Error::unsupported(
             "slots",
@@ -325,7 +327,7 @@ pub(super) fn read_cursors(
     dst: Address,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, false)?;
+    check_list(slots, list, "list", false)?;
     let mut exec = *exec;
     for part in parts(list, None) {
         let dst = dst.offset(part.first * size_of::<Cursor>() as i64).0 as u64;

@@ -655,7 +655,7 @@ mod tests {
         let mut text =
             "// Made by a test of src/backend/cuda/params.rs: sizes and offsets as the host has them.\n".to_owned();
         layout! { text:
-            Cursor { position, flush_before, seed, generation, flags }
+            Cursor { position, flush_before, seed, generation, committed }
             Report { bits, claimed, count, first_slot, first_row, first_pool, first_layer }
             Stats {
                 steps, rows, tokens, accepted, flushes, checkpoint_read, checkpoint_written, ring_read, ring_written,
