@@ -11,6 +11,7 @@
  *   step, step, ..., commit         one model step: every layer and convolution with ONE batch, then one commit
  *   extend, extend, ..., commit     the same for prompts: rows of any length, no rollback
  *   export, rewind, read_cursors    look, take back
+ *   flush, snapshot, copy           fold now, keep the state at a position, fork and move
  *
  * Structs
  *   A descriptor starts with struct_size = sizeof(the struct) as the caller compiled it (REPLAYSSM_INIT does that). Zero is every field's

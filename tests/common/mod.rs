@@ -576,6 +576,44 @@ impl Rig {
         self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &from.desc(), &to.desc(), &args, exec) });
     }
 
+    /// Copies between slots and rings of the same numbers, by lists.
+    pub fn copy_lists(&self, kind: i32, from: &[i64], to: &[i64], position: Option<&[i64]>, generation: Option<&[u32]>) {
+        let list = |ids: &[i64]| {
+            desc!(replayssm_list { n: ids.len() as i32, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) })
+        };
+        let args = desc!(replayssm_copy_args {
+            kind: kind,
+            position: position.map_or(null(), <[i64]>::as_ptr),
+            generation: generation.map_or(null(), <[u32]>::as_ptr),
+        });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &list(from), &list(to), &args, exec) });
+    }
+
+    pub fn copy_of_lists(&self, kind: i32, from: &PoolList, to: &PoolList) {
+        let args = desc!(replayssm_copy_args { kind: kind });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &from.desc(), &to.desc(), &args, exec) });
+    }
+
+    pub fn reset_list(&self, list: &PoolList) {
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_reset(self.slots, &list.desc(), null(), exec) });
+    }
+
+    pub fn flush_list(&self, list: &PoolList) {
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_flush(self.slots, &list.desc(), null(), exec) });
+    }
+
+    /// Whether the tokens could be taken back.
+    pub fn rewind_list(&self, list: &PoolList, n: i32) -> bool {
+        let (n, mut done) = (heap([n]), heap([-1]));
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_rewind(self.slots, &list.desc(), n.as_ptr(), done.as_mut_ptr(), null()) });
+        done[0] == 1
+    }
+
     /// Behind a commit of these rows: states at the given positions go to the given slots.
     pub fn snapshot(&self, rows: &[Row], extend: bool, generation: Option<&[u32]>, at: &[i64], dst: &[i64]) {
         let batch = BatchData::new(self, rows, extend, 0);
@@ -642,6 +680,34 @@ impl OneList {
 
     fn desc(&self) -> replayssm_list {
         desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&self.0), rings: ids64(&self.1) })
+    }
+}
+
+/// A list of one ring, and of a slot in each of the pools.
+pub struct PoolList {
+    place: i32,
+    pools: Vec<*const replayssm_layers>,
+    slots: Vec<Vec<i64>>,
+    ring: Vec<i64>,
+    ids: Vec<replayssm_ids>,
+}
+
+impl PoolList {
+    pub fn new(place: i32, pools: &[(*mut replayssm_layers, i64)], ring: i64) -> Self {
+        let slots: Vec<Vec<i64>> = pools.iter().map(|&(_, slot)| vec![slot]).collect();
+        let ids = slots.iter().map(|slot| ids64(slot)).collect();
+        PoolList { place, pools: pools.iter().map(|p| p.0.cast_const()).collect(), slots, ring: vec![ring], ids }
+    }
+
+    pub fn desc(&self) -> replayssm_list {
+        desc!(replayssm_list {
+            n: 1,
+            place: self.place,
+            rings: ids64(&self.ring),
+            n_pools: self.slots.len() as i32,
+            pools: self.pools.as_ptr(),
+            pool_slots: self.ids.as_ptr(),
+        })
     }
 }
 

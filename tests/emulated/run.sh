@@ -29,7 +29,7 @@ tests/emulated/build.sh "$out/kernels" "$out"
 # cudarc may look for this name first.
 ln -sf libcuda.so.1 "$out/libcuda.so"
 
-names=${1:-across conv1d cases delta_cases pairwise position_model}
+names=${1:-across conv1d life cases delta_cases pairwise position_model}
 programs=$("$cargo" test --locked --quiet --no-run --message-format=json-render-diagnostics $(printf -- '--test %s ' $names) | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):

@@ -9,7 +9,7 @@ pub enum Work {
     Mamba2Parallel,
     /// Mamba-2: the tail of an extend.
     Mamba2Tail,
-    /// Mamba-2: states at a held position.
+    /// Mamba-2: states at held positions.
     Mamba2Export,
     /// Delta rules, as for Mamba-2.
     DeltaSerial,
@@ -25,20 +25,22 @@ pub enum Work {
     Commit,
     /// Checkpoints and tags of a reset.
     Reset,
-    /// Cursors of a reset or an import.
+    /// Cursors of a reset, an import, a copy or a flush that is to come.
     Cursors,
     /// Checkpoints of an import.
     Import,
-    /// Windows of convolutions at a held position.
+    /// Windows of convolutions at held positions.
     Window,
     /// Committed tokens taken back.
     Rewind,
+    /// Memory of copies.
+    Copy,
     /// Cursors for the caller.
     ReadCursors,
 }
 
 /// Kernels of which there is one.
-pub const SINGLE: [Work; 9] = [
+pub const SINGLE: [Work; 10] = [
     Work::Mamba2Tail,
     Work::Conv1d,
     Work::Commit,
@@ -47,6 +49,7 @@ pub const SINGLE: [Work; 9] = [
     Work::Import,
     Work::Window,
     Work::Rewind,
+    Work::Copy,
     Work::ReadCursors,
 ];
 
@@ -130,6 +133,7 @@ impl Key {
             Work::Import => "import",
             Work::Window => "window",
             Work::Rewind => "rewind",
+            Work::Copy => "copy",
             Work::ReadCursors => "read_cursors",
         }
         .to_owned();
@@ -163,6 +167,7 @@ impl Key {
             Work::Import => "slots/import.cu",
             Work::Window => "slots/window.cu",
             Work::Rewind => "slots/rewind.cu",
+            Work::Copy => "slots/copy.cu",
             Work::ReadCursors => "slots/read_cursors.cu",
         }
     }

@@ -100,6 +100,11 @@ impl Cuda {
         self.kernel(key).map_or(0, |kernel| kernel.shared_limit)
     }
 
+    /// Blocks of a launch that looks for rows which are due, and hardly ever finds one: what runs at once.
+    fn due_blocks(&self, threads: u32) -> i64 {
+        i64::from(self.device.multiprocessors) * i64::from(256 / threads.max(1)).clamp(1, 2)
+    }
+
     fn kernel(&self, key: Key) -> Result<&Kernel> {
         let kernel = self.kernels.get(&key).and_then(OnceLock::get);
         kernel.ok_or_else(|| Error::Internal(format!("kernel {} is not loaded", key.name())))
@@ -259,7 +264,7 @@ impl Backend for Cuda {
         dst: &StateTensor,
         exec: &Exec,
     ) -> Result<()> {
-        life::export(self, slots, pool, list, at, dst, exec)
+        fold::export(self, slots, pool, list, at, dst, exec)
     }
 
     fn rewind(
