@@ -423,7 +423,8 @@ fn windows_are_copied_and_stored() {
         let (mut position, ids) = (0i64, |slot: i64| heap([slot]));
         let copy = |kind: i32, from: i64, to: i64, position: Option<i64>| {
             let position = position.map(|at| heap([at]));
-            let args = desc!(replayssm_copy_args { kind: kind, position: position.as_ref().map_or(null(), |at| at.as_ptr()) });
+            let args =
+                desc!(replayssm_copy_args { kind: kind, position: position.as_ref().map_or(null(), |at| at.as_ptr()) });
             let (from, to) = (ids(from), ids(to));
             for part in 0..conv.parts {
                 let exec = desc!(replayssm_exec { part: part, n_parts: conv.parts });

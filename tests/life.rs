@@ -184,7 +184,8 @@ fn a_fork_goes_on_as_its_source() {
 #[test]
 fn one_source_has_many_forks() {
     for family in FAMILIES {
-        let rig = Rig::new(Spec { schedule: REPLAYSSM_SCHEDULE_NONE, ..small(family, REPLAYSSM_FORMAT_SPLIT32, false) });
+        let rig =
+            Rig::new(Spec { schedule: REPLAYSSM_SCHEDULE_NONE, ..small(family, REPLAYSSM_FORMAT_SPLIT32, false) });
         let mut rng = rng_of(&rig.spec);
         start(&rig, &[1]);
         let tokens = rig.tokens(&mut rng, 13);
@@ -348,7 +349,9 @@ fn a_flush_may_be_left_to_a_later_step() {
                 match position {
                     0..=6 => assert_eq!(tag, 0, "at {position}"),
                     7..=9 => assert_eq!(tag, 5, "at {position}"),
-                    _ if schedule == REPLAYSSM_SCHEDULE_BY_POSITION => assert!(tag == 5 || tag % 11 == 0, "at {position}: {tag}"),
+                    _ if schedule == REPLAYSSM_SCHEDULE_BY_POSITION => {
+                        assert!(tag == 5 || tag % 11 == 0, "at {position}: {tag}")
+                    }
                     _ => {}
                 }
                 position += 1;
@@ -475,7 +478,8 @@ fn pools_have_slot_ids_of_their_own() {
     let b = std::mem::ManuallyDrop::new(a.beside(Spec { family: REPLAYSSM_KDA, layers: 1, ..spec }));
     let mut rng = rng_of(&a.spec);
     for place in [REPLAYSSM_HOST, REPLAYSSM_DEVICE] {
-        let all = |ring: i64, [of_a, of_b]: [i64; 2]| common::PoolList::new(place, &[(a.pool, of_a), (b.pool, of_b)], ring);
+        let all =
+            |ring: i64, [of_a, of_b]: [i64; 2]| common::PoolList::new(place, &[(a.pool, of_a), (b.pool, of_b)], ring);
         a.reset_list(&all(1, [2, 5]));
         a.reset_list(&all(0, [3, 6]));
         let feed = |tokens: [&[Vec<Token>]; 2], ring: i64, [of_a, of_b]: [i64; 2]| {

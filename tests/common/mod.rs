@@ -577,7 +577,14 @@ impl Rig {
     }
 
     /// Copies between slots and rings of the same numbers, by lists.
-    pub fn copy_lists(&self, kind: i32, from: &[i64], to: &[i64], position: Option<&[i64]>, generation: Option<&[u32]>) {
+    pub fn copy_lists(
+        &self,
+        kind: i32,
+        from: &[i64],
+        to: &[i64],
+        position: Option<&[i64]>,
+        generation: Option<&[u32]>,
+    ) {
         let list = |ids: &[i64]| {
             desc!(replayssm_list { n: ids.len() as i32, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) })
         };

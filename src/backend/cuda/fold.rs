@@ -13,9 +13,7 @@ use crate::backend::cpu::life::check_positions;
 use crate::backend::cpu::rows::{check_list, check_lists};
 use crate::error::Result;
 use crate::replay::config::Family;
-use crate::replay::launch::{
-    self, Address, Exec, FlushArgs, PoolLists, PoolView, SlotsView, SnapshotArgs, Where,
-};
+use crate::replay::launch::{self, Address, Exec, FlushArgs, PoolLists, PoolView, SlotsView, SnapshotArgs, Where};
 
 /// Enqueues a fold of a pool.
 #[allow(clippy::too_many_arguments, reason = "what a fold consists of")]

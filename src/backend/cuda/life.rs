@@ -281,7 +281,7 @@ pub(super) fn rewind(
     }
     // Groups of slot ids share the place of one list: the more there are, the fewer entries has a launch.
     let named = pools.iter().filter(|pool| lists.named.of(pool.index).is_some()).count();
-    let step = if is_inline { MAX_INLINE / (named + 1) } else { usize::MAX };
+    let step = if is_inline { MAX_INLINE / (named + 1) } else { i64::MAX as usize };
     let mut exec = *exec;
     for first in (0..list.n).step_by(step) {
         let mut params = RewindParams {
@@ -308,8 +308,9 @@ pub(super) fn rewind(
                 per_ring: per_ring.into(),
                 group: if own.is_some() { groups } else { 0 },
             };
-            let begin = groups as usize * entries as usize;
-            if let (true, Some(own), Some(ids)) = (is_inline, own, params.list.inline_slots.get_mut(begin..)) {
+            if let (true, Some(own)) = (is_inline, own) {
+                let begin = groups as usize * entries as usize;
+                let ids = params.list.inline_slots.get_mut(begin..).unwrap_or_default();
                 inline_ids(&own, first, first + entries, ids);
             }
         }
