@@ -108,6 +108,10 @@ impl EveryCall {
             |ids: &[i64]| desc!(replayssm_list { n: n, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) });
         let (spare, third) = (list_of(&self.spare), list_of(&self.third));
         let snapshot = desc!(replayssm_snapshot_args { at: self.ends.as_ptr(), dst: ids64(&self.spare) });
+        let [fork, moved, swap, store, load, stored] = [0, 1, 2, 3, 4, 5].map(|kind| {
+            let is_load = kind == REPLAYSSM_COPY_LOAD;
+            desc!(replayssm_copy_args { kind: kind, position: if is_load { self.ends.as_ptr() } else { null() } })
+        });
         let later = desc!(replayssm_flush_args { later: 1, position: self.ends.as_ptr() });
         let convert = desc!(replayssm_reset_args { keep_checkpoint: 1, convert: 1 });
         // SAFETY: everything belongs to this object and lives until the calls return.
@@ -133,20 +137,16 @@ impl EveryCall {
         unsafe {
             ok(replayssm_commit(slots, &self.extend.batch.desc(), null(), null()));
             ok(replayssm_snapshot(slots, &self.extend.batch.desc(), &snapshot, null()));
-            for kind in [REPLAYSSM_COPY_STORE, REPLAYSSM_COPY_STORED, REPLAYSSM_COPY_FORK, REPLAYSSM_COPY_SWAP] {
-                let to = if kind == REPLAYSSM_COPY_STORED { &third } else { &spare };
-                let from = if kind == REPLAYSSM_COPY_STORED { &spare } else { &list };
-                ok(replayssm_copy(slots, from, to, &desc!(replayssm_copy_args { kind: kind }), null()));
+            for (from, to, args) in [
+                (&list, &spare, &store),
+                (&spare, &third, &stored),
+                (&list, &spare, &fork),
+                (&list, &spare, &swap),
+                (&third, &spare, &load),
+                (&spare, &third, &moved),
+            ] {
+                ok(replayssm_copy(slots, from, to, args, null()));
             }
-            let load = desc!(replayssm_copy_args { kind: REPLAYSSM_COPY_LOAD, position: self.ends.as_ptr() });
-            ok(replayssm_copy(slots, &third, &spare, &load, null()));
-            ok(replayssm_copy(
-                slots,
-                &spare,
-                &third,
-                &desc!(replayssm_copy_args { kind: REPLAYSSM_COPY_MOVE }),
-                null(),
-            ));
             ok(replayssm_flush(slots, &spare, null(), null()));
             ok(replayssm_flush(slots, &spare, &later, null()));
             ok(replayssm_export(pool, &list, null(), &state, null()));
