@@ -559,7 +559,7 @@ impl Rig {
 
     fn flush_args(&self, slot: usize, ring: usize, position: Option<i64>, later: bool) {
         let list = OneList::new(slot as i64, ring as i64);
-        let position = position.map(|at| Box::new(at));
+        let position = position.map(Box::new);
         let position = position.as_ref().map_or(null(), |at| &raw const **at);
         let args = desc!(replayssm_flush_args { later: later.into(), position: position });
         // SAFETY: everything lives until the call returns.
@@ -569,7 +569,7 @@ impl Rig {
     /// Copies a slot and ring (or what the kind has of them) to another.
     pub fn copy(&self, kind: i32, from: (usize, usize), to: (usize, usize), position: Option<i64>) {
         let (from, to) = (OneList::new(from.0 as i64, from.1 as i64), OneList::new(to.0 as i64, to.1 as i64));
-        let position = position.map(|at| Box::new(at));
+        let position = position.map(Box::new);
         let position = position.as_ref().map_or(null(), |at| &raw const **at);
         let args = desc!(replayssm_copy_args { kind: kind, position: position });
         // SAFETY: everything lives until the call returns.
