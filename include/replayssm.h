@@ -11,6 +11,7 @@
  *   step, step, ..., commit         one model step: every layer and convolution with ONE batch, then one commit
  *   extend, extend, ..., commit     the same for prompts: rows of any length, no rollback
  *   export, rewind, read_cursors    look, take back
+ *   flush, snapshot, copy           fold now, keep the state at a position, fork and move
  *   save, restore                   a request in host memory, for later or for another machine
  *   plan                            what a model will take, before any of it exists
  *
@@ -440,6 +441,10 @@ typedef int32_t replayssm_component_kind;
 #define REPLAYSSM_COMPONENT_U 11
 /* Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels]. */
 #define REPLAYSSM_COMPONENT_CONV 12
+/* A convolution's window as a snapshot or copy has stored it, per slot: io [width - 1, channels], oldest first. */
+#define REPLAYSSM_COMPONENT_WINDOW 13
+/* Position of that window, per slot: an int64 for each 128 channels; -1: there is none. */
+#define REPLAYSSM_COMPONENT_WINDOW_TAGS 14
 
 /* Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
  * layer l of slot (or ring) s lies at base + offset_bytes + l * layer_stride_bytes + s * slot_stride_bytes, or at layer_bases[l] +
@@ -538,6 +543,9 @@ typedef int32_t replayssm_save_kind;
 /* The fp32 states at the committed position and the convolution windows: goes on under any window, longest step, format, readout,
  * backend and split of layers into pools. 16-bit formats round when they are restored. */
 #define REPLAYSSM_SAVE_PORTABLE 1
+/* A slot without a ring, as a snapshot or REPLAYSSM_COPY_STORE leaves it: checkpoint, tags and stored windows, as they are. Goes on by
+ * REPLAYSSM_COPY_LOAD, under any window, longest step, readout and backend; shapes, formats and split of layers are the same. */
+#define REPLAYSSM_SAVE_STORED 2
 
 /* What a restore sets beside what the blob has. */
 typedef struct replayssm_restore_args {
@@ -719,8 +727,12 @@ typedef struct replayssm_commit_args {
   int64_t counts_stride;
 } replayssm_commit_args;
 
-/* A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, reset, import and rewind
- * refuse an id that is named twice. */
+/* A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, calls that change what is
+ * listed refuse an id that is named twice.
+ *
+ * An engine whose groups of layers have slot ids of their own names pools, for calls on a slots handle: a pool that is named has its slots
+ * in pool_slots, a pool that is not has them in slots. An entry that is negative in one pool is skipped there alone. With every pool of
+ * the handle named, slots may be absent. */
 typedef struct replayssm_list {
   /* sizeof(replayssm_list). */
   uint32_t struct_size;
@@ -734,7 +746,73 @@ typedef struct replayssm_list {
   struct replayssm_ids slots;
   /* [n]; data NULL: the same ids as slots. */
   struct replayssm_ids rings;
+  /* Pools that have slot ids of their own, up to 64; 0 for a call on one pool and for read_cursors. */
+  int32_t n_pools;
+  /* Zero. */
+  uint32_t pools_reserved;
+  /* Host array [n_pools]: those pools, each once. */
+  const struct replayssm_layers *const *pools;
+  /* Host array [n_pools]: the slots [n] of each, which lie where the list lies. */
+  const struct replayssm_ids *pool_slots;
 } replayssm_list;
+
+/* What a flush folds. Arrays have an element per list entry. */
+typedef struct replayssm_flush_args {
+  /* sizeof(replayssm_flush_args). */
+  uint32_t struct_size;
+  /* 0: fold now. 1: enqueue nothing but a wish: the first step that finds position[i] among the committed tokens that it may fold
+   * (min_rewind of them it may not) folds, under every schedule. */
+  int32_t later;
+  /* Now: fold up to exactly here, also tokens that min_rewind would keep, which cannot be taken back then; at or before a checkpoint there
+   * is nothing to do. NULL, with later 0: as a step's mask does, all but min_rewind committed tokens. */
+  const int64_t *position;
+} replayssm_flush_args;
+
+/* Which rows of a batch leave a state behind, and where. */
+typedef struct replayssm_snapshot_args {
+  /* sizeof(replayssm_snapshot_args). */
+  uint32_t struct_size;
+  /* Pools that have slot ids of their own, up to 64. */
+  int32_t n_pools;
+  /* [n_rows] in the context's memory: the position whose state is wanted, if the last commit of the row reached it; negative: none. */
+  const int64_t *at;
+  /* [n_rows] slot that gets it. With every pool of the handle named, data may be NULL. */
+  struct replayssm_ids dst;
+  /* Host array [n_pools]: those pools, each once. */
+  const struct replayssm_layers *const *pools;
+  /* Host array [n_pools]: the slots [n_rows] of the batch in each. */
+  const struct replayssm_ids *pool_src;
+  /* Host array [n_pools]: the slots [n_rows] that get the states in each. */
+  const struct replayssm_ids *pool_dst;
+} replayssm_snapshot_args;
+
+/* What a copy makes of its target. */
+typedef int32_t replayssm_copy_kind;
+/* What the source is: checkpoint, ring, position, seed. A source may have many targets. */
+#define REPLAYSSM_COPY_FORK 0
+/* The same; the source gets a new generation, so that late commits of its owner do nothing, and is undefined until a reset. */
+#define REPLAYSSM_COPY_MOVE 1
+/* Source and target change places; both rings get a new generation. */
+#define REPLAYSSM_COPY_SWAP 2
+/* A checkpoint without a ring: the exact state of the source at a position. */
+#define REPLAYSSM_COPY_STORE 3
+/* A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left. */
+#define REPLAYSSM_COPY_LOAD 4
+/* A checkpoint without a ring, from another. */
+#define REPLAYSSM_COPY_STORED 5
+
+/* How a copy is to be made. Arrays have an element per list entry, where the lists lie. */
+typedef struct replayssm_copy_args {
+  /* sizeof(replayssm_copy_args). */
+  uint32_t struct_size;
+  /* REPLAYSSM_COPY_*. */
+  replayssm_copy_kind kind;
+  /* STORE: at which position, held as for replayssm_export; NULL: all committed tokens. LOAD: where the checkpoint stands, and the
+   * target starts. NULL otherwise. */
+  const int64_t *position;
+  /* FORK, MOVE, LOAD: generation of the target's ring from now on; NULL: one more than before. NULL otherwise. */
+  const uint32_t *generation;
+} replayssm_copy_args;
 
 /* What a reset sets. Arrays have an element per list entry. */
 typedef struct replayssm_reset_args {
@@ -782,14 +860,14 @@ typedef struct replayssm_state {
 typedef struct replayssm_cursor {
   /* Committed tokens, absolute. */
   int64_t position;
-  /* Position before which the staggered schedule wants a fold. */
+  /* The first step that finds this position among the committed tokens that it may fold does fold; 0: none is waited for. */
   int64_t flush_before;
   /* Key of stochastic rounding. */
   uint64_t seed;
-  /* Counts resets, or as given to them. */
+  /* Counts resets and copies, or as given to them. */
   uint32_t generation;
-  /* Zero. */
-  uint32_t flags;
+  /* Tokens that the last commit added: 0 after a reset, an import, a copy, a rewind and the commit of a row without tokens. */
+  uint32_t committed;
 } replayssm_cursor;
 
 /* Fault bit: a slot or ring id at or above its count. */
@@ -845,7 +923,7 @@ typedef struct replayssm_stats {
   uint64_t tokens;
   /* Tokens that became committed. */
   uint64_t accepted;
-  /* Checkpoint tiles that steps rewrote. */
+  /* Checkpoint tiles that steps and flushes rewrote. */
   uint64_t flushes;
   /* Bytes of checkpoint loaded. */
   uint64_t checkpoint_bytes_read;
@@ -1210,6 +1288,57 @@ replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
                                   const int32_t *n,
                                   int32_t *done,
                                   const struct replayssm_exec *exec);
+
+/* Folds history into the checkpoints of the listed slots, outside of a step: all layers of all pools, by the step's own arithmetic, so that
+ * later steps go on as if one of them had folded. Or tells later steps to fold. Convolutions have nothing to fold.
+ *
+ * list: 0 or more entries; args: arrays with an element per entry, where the list lies. A position beyond the committed one, or a
+ * checkpoint that cannot be trusted, as after an uncommitted extend, sets FAULT_POSITION, and nothing is written there.
+ * NULL: args, which means all defaults, and exec; not slots and list.
+ * Errors: as replayssm_reset.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+ * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+REPLAYSSM_CALL
+replayssm_status replayssm_flush(const struct replayssm_slots *slots,
+                                 const struct replayssm_list *list,
+                                 const struct replayssm_flush_args *args,
+                                 const struct replayssm_exec *exec);
+
+/* Behind the commit of a batch: rows whose last commit reached the position at[row], so that position - committed < at[row] <= position,
+ * leave the exact state at that position in slot dst[row], a checkpoint without a ring, in the pools' own formats (a convolution: its
+ * window). The rows' own slots and rings do not change. What a prefix cache needs at every so many tokens, whatever steps accept.
+ *
+ * batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst that is
+ * no slot sets FAULT_ID; a position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION; dst stays as
+ * it is then. No two rows may have one dst, and no dst may be a slot of the batch.
+ * NULL: exec; not slots, batch and args.
+ * Errors: as replayssm_commit.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues; on the CPU
+ * backend all is done on return. */
+REPLAYSSM_CALL
+replayssm_status replayssm_snapshot(const struct replayssm_slots *slots,
+                                    const struct replayssm_batch *batch,
+                                    const struct replayssm_snapshot_args *args,
+                                    const struct replayssm_exec *exec);
+
+/* Copies slots, with or without their rings, in all layers of all pools: entry i of src to entry i of dst. args.kind says what the target
+ * becomes; see REPLAYSSM_COPY_*. A live slot may be copied at any moment, also between a step and its commit.
+ *
+ * src, dst: lists of one length at one place. A ring id is ignored, and its array may be absent, where the kind has no ring: dst of STORE,
+ * src of LOAD, both of STORED. A target is named once, and nothing is source and target in one call; host lists are checked for both.
+ * The target's ring gets a generation of its own, an empty last commit and, staggered, a first fold of its own.
+ * Device: a source that cannot be trusted (an uncommitted extend), a position that is not held, and a stored checkpoint that does not stand
+ * at the position of a LOAD set FAULT_POSITION; the target then is left alone (STORE), or refuses steps until a reset.
+ * NULL: args, which means a fork, and exec; not slots, src and dst.
+ * Errors: as replayssm_reset.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+ * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+REPLAYSSM_CALL
+replayssm_status replayssm_copy(const struct replayssm_slots *slots,
+                                const struct replayssm_list *src,
+                                const struct replayssm_list *dst,
+                                const struct replayssm_copy_args *args,
+                                const struct replayssm_exec *exec);
 
 /* Copies the state of the listed rings into dst [n of list], in stream order and without synchronising; entries with negative ids become
  * zero. dst lies in the context's memory, or (CUDA) in pinned host memory.

@@ -171,6 +171,18 @@ class Slots : public Handle<replayssm_slots, replayssm_slots_destroy> {
              const replayssm_exec* exec = nullptr) const {
     check(replayssm_reset(handle_, &list, args, exec));
   }
+  void flush(const replayssm_list& list, const replayssm_flush_args* args = nullptr,
+             const replayssm_exec* exec = nullptr) const {
+    check(replayssm_flush(handle_, &list, args, exec));
+  }
+  void snapshot(const replayssm_batch& batch, const replayssm_snapshot_args& args,
+                const replayssm_exec* exec = nullptr) const {
+    check(replayssm_snapshot(handle_, &batch, &args, exec));
+  }
+  void copy(const replayssm_list& src, const replayssm_list& dst, const replayssm_copy_args* args = nullptr,
+            const replayssm_exec* exec = nullptr) const {
+    check(replayssm_copy(handle_, &src, &dst, args, exec));
+  }
   void rewind(const replayssm_list& list, const std::int32_t* n, std::int32_t* done = nullptr,
               const replayssm_exec* exec = nullptr) const {
     check(replayssm_rewind(handle_, &list, n, done, exec));

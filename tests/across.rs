@@ -1,8 +1,8 @@
 //! The CUDA backend beside the CPU's in one process: the same calls on a rig of each, and what must be equal by bytes is.
 //!
 //! Equal by bytes, for every family and format: outputs of extends, of EXACT steps, of steps above 16 tokens and of convolutions; all records
-//! of live ring rows, except those of u, which readouts alone use; checkpoints and tags; exported states; what a rewind says; cursors;
-//! fault bits. FULL and HIGH outputs of each backend are within their bounds around fp64.
+//! of live ring rows, except those of u, which readouts alone use; checkpoints and tags; exported states, flushed, stored and copied ones;
+//! what a rewind says; cursors; fault bits. FULL and HIGH outputs of each backend are within their bounds around fp64.
 //!
 //! `REPLAYSSM_ACROSS=n` limits the random models to n, and the named ones too. Where there is no CUDA backend, the comparison is made
 //! between two CPU rigs of different threads alone.
@@ -59,7 +59,11 @@ impl Shape {
     }
 }
 
+/// Slots of checkpoints without a ring.
+const STORED: [usize; 3] = [0, 2, 3];
+
 /// A request: slot, ring, and its tokens since the last reset or import.
+#[derive(Clone)]
 struct Request {
     slot: usize,
     ring: usize,
@@ -90,6 +94,8 @@ struct Both {
     bias: Array,
     rng: Rng,
     requests: Vec<Request>,
+    /// Slots and rings that no request is on.
+    spare: Vec<(usize, usize)>,
     round: usize,
     /// Of FULL steps, per rig.
     full: [Vec<f64>; 2],
@@ -135,7 +141,8 @@ impl Both {
             Request { slot, ring, origin: 0, log: vec![] }
         };
         let requests = [1, 4, 6].map(request).into();
-        Both { name, rigs, shape, convs, weight, bias, rng, requests, round: 0, full: Default::default() }
+        let spare = [5, 7].map(|slot| (slot, request(slot).ring)).into();
+        Both { name, rigs, shape, convs, weight, bias, rng, requests, spare, round: 0, full: Default::default() }
     }
 
     fn spec(&self) -> &Spec {
@@ -230,6 +237,26 @@ impl Both {
         }
     }
 
+    /// Checkpoints without a ring, and windows.
+    fn compare_stored(&self) {
+        for pool in 0..2 {
+            let [one, other] = [self.pools(0)[pool], self.pools(1)[pool]];
+            for c in components(one.handle).iter().filter(|c| c.per_ring == 0) {
+                for (layer, slot) in (0..one.axes[0]).flat_map(|layer| STORED.map(|slot| (layer, slot))) {
+                    let [a, b] =
+                        [one, other].map(|p| Self::part(p.handle, c.kind, layer, slot).expect("the same component"));
+                    assert!(
+                        a == b,
+                        "{}, round {}: component {} of pool {pool}, layer {layer}, slot {slot}",
+                        self.name,
+                        self.round,
+                        c.kind
+                    );
+                }
+            }
+        }
+    }
+
     fn compare_rings(
         &self,
         handles: [*mut replayssm_layers; 2],
@@ -271,11 +298,12 @@ impl Both {
 
     /// Everything that a caller can see of the requests, and the memory behind it.
     fn compare(&mut self) {
+        self.compare_stored();
         for request in &self.requests {
             self.compare_memory(request, 0);
             let cursors = [0, 1].map(|i| {
                 let c = self.rigs[i].cursor(request.ring);
-                (c.position, c.flush_before, c.seed, c.generation, c.flags)
+                (c.position, c.flush_before, c.seed, c.generation, c.committed)
             });
             let cursor = self.same(format!("cursor of ring {}", request.ring), cursors);
             assert_eq!(cursor.0, request.position() as i64, "{}, round {}: position", self.name, self.round);
@@ -449,6 +477,104 @@ impl Both {
         }
         let counts: Vec<i32> = rows.iter().map(|r| self.rng.below(r.tokens.len() + 1) as i32).collect();
         self.commit(&rows, false, 0, Some(&counts));
+        self.snapshot(&rows, false, 0);
+    }
+
+    /// Behind a commit: states that it has reached, or not.
+    fn snapshot(&mut self, rows: &[Row], extend: bool, tail: i32) {
+        let at: Vec<i64> = rows
+            .iter()
+            .map(|row| match self.of(row) {
+                Some(i) => self.requests[i].position() as i64 - self.rng.below(5) as i64 + 1,
+                None => self.rng.below(9) as i64,
+            })
+            .collect();
+        let first = self.rng.below(3);
+        let mut n = 0;
+        let dst: Vec<i64> = rows
+            .iter()
+            .map(|row| {
+                n += usize::from(self.of(row).is_some());
+                if self.rng.below(5) == 0 { [-1, 99][self.rng.below(2)] } else { STORED[(first + n) % 3] as i64 }
+            })
+            .collect();
+        for rig in &self.rigs {
+            let batch = BatchData::new(rig, rows, extend, tail);
+            let args = desc!(replayssm_snapshot_args { at: at.as_ptr(), dst: ids64(&dst) });
+            // SAFETY: everything lives until the call returns.
+            ok(unsafe { replayssm_snapshot(rig.slots, &batch.desc(), &args, null()) });
+        }
+    }
+
+    /// Folds now, as far as a mask would or up to a position, or leaves it to later steps.
+    fn flush(&mut self) {
+        let entries = self.chosen();
+        let (ids, place) = (self.ids(&entries), self.place());
+        let mut position = Vec::new();
+        for entry in &entries {
+            let at = entry.map_or(3, |i| self.requests[i].position()) + self.rng.below(5);
+            position.push(at.saturating_sub(3) as i64);
+        }
+        let later = self.rng.below(3) == 0;
+        let given = later || self.rng.below(2) == 0;
+        let args = desc!(replayssm_flush_args {
+            later: later.into(),
+            position: if given { position.as_ptr() } else { null() },
+        });
+        for rig in &self.rigs {
+            // SAFETY: everything lives until the call returns.
+            ok(unsafe { replayssm_flush(rig.slots, &Self::list(&ids, place), &args, null()) });
+        }
+    }
+
+    fn copy_between(&mut self, kind: i32, from: &[Vec<i64>; 2], to: &[Vec<i64>; 2], position: Option<&[i64]>) {
+        let place = self.place();
+        let args = desc!(replayssm_copy_args { kind: kind, position: position.map_or(null(), <[i64]>::as_ptr) });
+        for rig in &self.rigs {
+            let (from, to) = (Self::list(from, place), Self::list(to, place));
+            // SAFETY: everything lives until the call returns.
+            ok(unsafe { replayssm_copy(rig.slots, &from, &to, &args, null()) });
+        }
+    }
+
+    /// Requests go on elsewhere, change places, or leave a checkpoint behind and go on from it.
+    fn copy(&mut self) {
+        let (i, j) = (self.rng.below(3), self.rng.below(2));
+        let one = |(slot, ring): (usize, usize)| [vec![slot as i64], vec![ring as i64]];
+        let (here, there) = ((self.requests[i].slot, self.requests[i].ring), self.spare[j]);
+        match self.rng.below(4) {
+            0 => {
+                let kind = [REPLAYSSM_COPY_FORK, REPLAYSSM_COPY_MOVE][self.rng.below(2)];
+                self.copy_between(kind, &one(here), &one(there), None);
+                (self.requests[i].slot, self.requests[i].ring) = there;
+                self.spare[j] = here;
+            }
+            1 => {
+                let other = (i + 1) % 3;
+                let place = (self.requests[other].slot, self.requests[other].ring);
+                self.copy_between(REPLAYSSM_COPY_SWAP, &one(here), &one(place), None);
+                (self.requests[i].slot, self.requests[i].ring) = place;
+                (self.requests[other].slot, self.requests[other].ring) = here;
+            }
+            2 => {
+                let (from, to) = (STORED[i], STORED[(i + 1) % 3]);
+                self.copy_between(REPLAYSSM_COPY_STORED, &one((from, 99)), &one((to, 99)), None);
+            }
+            _ => {
+                let position = self.requests[i].position();
+                let at = position + 1 - self.rng.below(4).min(self.requests[i].log.len() + 1);
+                let given = [at as i64];
+                self.copy_between(REPLAYSSM_COPY_STORE, &one(here), &one((STORED[j], 99)), Some(&given));
+                let faults = [0, 1].map(|i| self.rigs[i].faults(true).bits);
+                if self.same("fault bits", faults) == 0 {
+                    self.copy_between(REPLAYSSM_COPY_LOAD, &one((STORED[j], 99)), &one(there), Some(&given));
+                    let log = &mut self.requests[i].log;
+                    log.truncate(log.len() + at - position);
+                    (self.requests[i].slot, self.requests[i].ring) = there;
+                    self.spare[j] = here;
+                }
+            }
+        }
     }
 
     fn extend(&mut self) {
@@ -456,6 +582,7 @@ impl Both {
         let tail = if self.rng.below(2) == 0 { 0 } else { self.rng.below(self.spec().window + 1) as i32 };
         self.layers(&rows, true, tail, self.spec().layers - 1);
         self.commit(&rows, true, tail, None);
+        self.snapshot(&rows, true, tail);
     }
 
     /// Some of the requests, and an entry to be skipped between them.
@@ -615,12 +742,14 @@ impl Both {
         self.compare();
         for round in 1..=rounds {
             self.round = round;
-            match self.rng.below(16) {
+            match self.rng.below(20) {
                 0 | 1 => self.extend(),
                 2 => self.rewind(),
                 3 => self.import(),
                 4 => self.reset(),
                 5 | 6 => self.export(),
+                7 | 8 => self.flush(),
+                9 | 10 => self.copy(),
                 _ => self.step(),
             }
             self.compare();

@@ -46,8 +46,19 @@ a check looks at one token fewer~src/backend/cpu/inspect.rs~s/\(0\.\.span\.len\)
 a helper thread allocates~src/backend/cpu/threads.rs~s/served = number;/served = number; drop(std::hint::black_box(vec![number]));/~--test allocations
 a reset copies the list of pools~src/replay/slots.rs~s/(pub fn reset.*?self\.pools\(\))/$1.clone()/s~--test allocations
 a 16-bit tile goes on as it was before its store~src/backend/cpu/tiles.rs~s/unsafe \{ raw::load\(self\.row\(row\), self\.dtype\(\), source\) \};//~--test exactness sixteen_bit
-ring ids read from the slot ids~src/backend/cpu/rows.rs~s/raw::id\(ids\.1, i\)/raw::id(ids.0, i)/~--test pairwise quarter
+ring ids read from the slot ids~src/backend/cpu/rows.rs~s/at\(ids\.1\)/at(ids.0)/~--test pairwise quarter
 D per element read as D per head~src/ffi/convert.rs~s/(switch\("args\.D_per_element", from\.D_per_element\)\?)/$1 \&\& false/~--test pairwise quarter
+a flush folds what is kept~src/backend/cpu/fold.rs~s/position\(slots, ring\) - slots\.rule\.keep/position(slots, ring)/~--test life a_flush_is
+a snapshot one token early~src/backend/cpu/fold.rs~s/before < at && at <= position/before <= at \&\& at <= position/~--test life a_snapshot
+a commit that does not say what it added~src/backend/cpu/life.rs~s/cursor\.committed\.store\(count as u32, Relaxed\);//~--test life a_snapshot
+a stored state rounded by another position~src/backend/cpu/fold.rs~s/target\.store\(tile, values, held\.at,/target.store(tile, values, held.at + 1,/~--test life a_stored
+a fork without its seed~src/backend/cpu/copy.rs~s/target\.seed\.store\(seed, Relaxed\);\n(\s*target\.flush_before)/$1/~--test life a_fork
+a fork without its ring~src/backend/cpu/copy.rs~s/CopyKind::Stored if c\.per_ring => \{\}/_ if c.per_ring => {}/~--test life a_fork
+a move that leaves a way back~src/backend/cpu/copy.rs~s/if args\.kind == CopyKind::Move/if args.kind == CopyKind::Stored/~--test life a_move
+a checkpoint that stands elsewhere is loaded~src/backend/cpu/copy.rs~s/store\(if tag == position \{ tag \} else \{ -1 \}, Relaxed\)/store(position, Relaxed)/~--test life a_checkpoint_that
+a stored window off by one~src/backend/cpu/fold.rs~s/held\.at - \(dims\.width as i64 - 1\)\)/held.at - dims.width as i64)/~--test conv1d windows_are
+a flush is left to no step unless staggered~src/replay/position.rs~s/if v\.tag < v\.flush_before/if self.schedule == Schedule::Staggered \&\& v.tag < v.flush_before/~--test life later_step
+slots of a named pool read from the list~src/replay/launch.rs~s/match self\.named\.of\(pool\.index\) \{/match self.named.of(pool.index).filter(|_| self.list.n < 0) {/~--test life pools_have
 a kernel folds one token fewer~cuda/mamba2/mamba2.cuh~s/(>= w\.tag\[warp_of\(\)\] && at) < (w\.stop)/$1 + 1 < $2/~--test across few_models_of_mamba2
 a kernel's record off by one row~cuda/mamba2/mamba2.cuh~s/i64 at = w\.position \+ t;/i64 at = w.position + t + 1;/~--test across few_models_of_mamba2
 a kernel takes its gates from the next record~cuda/mamba2/mamba2.cuh~s/gates_of\(p, first \+ threadIdx\.x\)/gates_of(p, first + min((i32)threadIdx.x + 1, n - 1))/~--test across few_models_of_mamba2
@@ -74,6 +85,11 @@ a lent page without its offset~src/replay/slots.rs~s/base\.0\.checked_add\(l\.of
 a plan without padding~src/replay/capacity.rs~s/list\.push\(c\.stride/list.push(c.bytes/~--test plan the_total
 a plan without counters~src/replay/capacity.rs~s/\(budget\.saturating_sub\(COUNTER_BYTES\) \/ each\)/(budget \/ each)/~--test plan case_19
 a kernel takes every layer for the first~cuda/common/batch.cuh~s/\(\(const i64 \*\)c\.base\)\[layer\]/((const i64 *)c.base)[0]/~--test lent anywhere
+a fold kernel takes in one token fewer~cuda/common/export.cuh~s/w\.base \+ i >= w\.tag\[warp_of\(\)\]/w.base + i > w.tag[warp_of()]/~--test across few_models_of_gdn
+a fold kernel sets no tag~cuda/common/export.cuh~s/half \+ H == 2 && c\.rows > 0/half + H == 3 \&\& c.rows > 0/~--test life a_flush_is
+a snapshot kernel misses what is just reached~cuda/common/batch.cuh~s/wanted <= c\.position;/wanted < c.position;/~--test life a_prefix
+a copy kernel leaves words behind~cuda/slots/copy.cu~s/whole \/ 16, swap/whole \/ 16 - 1, swap/~--test life many_forks
+a load kernel believes any tag~cuda/slots/copy.cu~s/bool stands = from\[i\] == position;/bool stands = from[i] <= position;/~--test life a_checkpoint_that
 TABLE
 }
 

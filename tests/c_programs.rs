@@ -96,10 +96,13 @@ fn struct_layouts_are_the_same_numbers_in_c_cxx_and_rust() {
         replayssm_delta_args { struct_size, gate, q, k, v, g, beta, A_log, dt_bias, lower_bound, scale, l2norm_eps, no_l2norm, beta_processed, reserved, out }
         replayssm_conv1d_args { struct_size, no_silu, x, out, weight, bias }
         replayssm_commit_args { struct_size, convention, counts, counts_stride }
-        replayssm_list { struct_size, n, place, reserved, slots, rings }
+        replayssm_list { struct_size, n, place, reserved, slots, rings, n_pools, pools_reserved, pools, pool_slots }
+        replayssm_flush_args { struct_size, later, position }
+        replayssm_snapshot_args { struct_size, n_pools, at, dst, pools, pool_src, pool_dst }
+        replayssm_copy_args { struct_size, kind, position, generation }
         replayssm_reset_args { struct_size, keep_checkpoint, convert, reserved, position, generation, seed }
         replayssm_state { struct_size, dtype, orientation, layer, data, stride_entry, stride_layer, stride_head, stride_row }
-        replayssm_cursor { position, flush_before, seed, generation, flags }
+        replayssm_cursor { position, flush_before, seed, generation, committed }
         replayssm_report { struct_size, bits, count, first_slot, first_row, first_pool, first_layer }
         replayssm_stats { struct_size, reserved, steps, rows, tokens, accepted, flushes, checkpoint_bytes_read, checkpoint_bytes_written, ring_bytes_read, ring_bytes_written }
     };

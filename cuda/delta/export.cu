@@ -1,4 +1,4 @@
-// States of a delta rule at a held position. Instances as in serial.cu; of the arrays in shared memory it uses AT_K, AT_V, AT_GATES and,
+// States of a delta rule at held positions. Instances as in serial.cu; of the arrays in shared memory it uses AT_K, AT_V, AT_GATES and,
 // for KDA, AT_DECAYS and AT_SLOW.
 #include "../common/export.cuh"
 #include "delta.cuh"
@@ -31,5 +31,5 @@ struct DeltaFamily {
 };
 
 extern "C" __global__ void __launch_bounds__(256, INSTANCE_BLOCKS) replayssm_kernel(const __grid_constant__ DeltaExportParams p) {
-  export_states<DeltaFamily, INSTANCE_FORMAT, INSTANCE_COLUMNS / BLOCK, INSTANCE_HALVES>(p);
+  fold_states<DeltaFamily, INSTANCE_FORMAT, INSTANCE_COLUMNS / BLOCK, INSTANCE_HALVES>(p);
 }

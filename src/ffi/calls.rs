@@ -17,9 +17,10 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
 use crate::dtype::IndexType;
 use crate::error::{Error, Result};
+use crate::replay::blob::{Kind, kind_of};
 use crate::replay::capacity::ModelPlan;
 use crate::replay::config::PoolConfig;
-use crate::replay::launch::{Address, Backend, Exec, Mode};
+use crate::replay::launch::{Address, Backend, Exec, Ids, Mode};
 use crate::replay::layout::components;
 use crate::replay::plan::supports;
 use crate::replay::save::Pair;
@@ -827,7 +828,9 @@ pub unsafe extern "C" fn replayssm_reset(
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
         // SAFETY: by the caller's promise.
-        let list = convert::list(&unsafe { descriptor(list) }?)?;
+        let list = unsafe { descriptor(list) }?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { convert::lists(&list, &slots) }?;
         // SAFETY: by the caller's promise.
         let args = convert::reset(&unsafe { optional(args) }?)?;
         // SAFETY: by the caller's promise.
@@ -920,11 +923,115 @@ pub unsafe extern "C" fn replayssm_rewind(
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
         // SAFETY: by the caller's promise.
-        let list = convert::list(&unsafe { descriptor(list) }?)?;
-        let n = required_for(n.cast(), "n", 4, list.n)?;
+        let list = unsafe { descriptor(list) }?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { convert::lists(&list, &slots) }?;
+        let n = required_for(n.cast(), "n", 4, list.list.n)?;
         let done = optional_pointer(done.cast_const().cast(), "done", 4)?.map(Address);
         // SAFETY: by the caller's promise.
         slots.rewind(&list, n, done, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Folds history into the checkpoints of the listed slots, outside of a step: all layers of all pools, by the step's own arithmetic, so that
+/// later steps go on as if one of them had folded. Or tells later steps to fold. Convolutions have nothing to fold.
+///
+/// list: 0 or more entries; args: arrays with an element per entry, where the list lies. A position beyond the committed one, or a
+/// checkpoint that cannot be trusted, as after an uncommitted extend, sets FAULT_POSITION, and nothing is written there.
+/// NULL: args, which means all defaults, and exec; not slots and list.
+/// Errors: as replayssm_reset.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_flush(
+    slots: *const replayssm_slots,
+    list: *const replayssm_list,
+    args: *const replayssm_flush_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { descriptor(list) }?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { convert::lists(&list, &slots) }?;
+        // SAFETY: by the caller's promise.
+        let args = convert::flush(&unsafe { optional(args) }?)?;
+        // SAFETY: by the caller's promise.
+        slots.flush(&list, &args, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Behind the commit of a batch: rows whose last commit reached the position at[row], so that position - committed < at[row] <= position,
+/// leave the exact state at that position in slot dst[row], a checkpoint without a ring, in the pools' own formats (a convolution: its
+/// window). The rows' own slots and rings do not change. What a prefix cache needs at every so many tokens, whatever steps accept.
+///
+/// batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst that is
+/// no slot sets FAULT_ID; a position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION; dst stays as
+/// it is then. No two rows may have one dst, and no dst may be a slot of the batch.
+/// NULL: exec; not slots, batch and args.
+/// Errors: as replayssm_commit.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues; on the CPU
+/// backend all is done on return.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_snapshot(
+    slots: *const replayssm_slots,
+    batch: *const replayssm_batch,
+    args: *const replayssm_snapshot_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let batch = convert::batch(&unsafe { descriptor(batch) }?)?;
+        // SAFETY: by the caller's promise.
+        let args = unsafe { descriptor(args) }?;
+        // SAFETY: by the caller's promise.
+        let args = unsafe { convert::snapshot(&args, &batch, &slots) }?;
+        // SAFETY: by the caller's promise.
+        slots.snapshot(batch, &args, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Copies slots, with or without their rings, in all layers of all pools: entry i of src to entry i of dst. args.kind says what the target
+/// becomes; see REPLAYSSM_COPY_*. A live slot may be copied at any moment, also between a step and its commit.
+///
+/// src, dst: lists of one length at one place. A ring id is ignored, and its array may be absent, where the kind has no ring: dst of STORE,
+/// src of LOAD, both of STORED. A target is named once, and nothing is source and target in one call; host lists are checked for both.
+/// The target's ring gets a generation of its own, an empty last commit and, staggered, a first fold of its own.
+/// Device: a source that cannot be trusted (an uncommitted extend), a position that is not held, and a stored checkpoint that does not stand
+/// at the position of a LOAD set FAULT_POSITION; the target then is left alone (STORE), or refuses steps until a reset.
+/// NULL: args, which means a fork, and exec; not slots, src and dst.
+/// Errors: as replayssm_reset.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_copy(
+    slots: *const replayssm_slots,
+    src: *const replayssm_list,
+    dst: *const replayssm_list,
+    args: *const replayssm_copy_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let args = convert::copy(&unsafe { optional(args) }?)?;
+        // SAFETY: by the caller's promise.
+        let (src, dst) = (unsafe { descriptor(src) }?, unsafe { descriptor(dst) }?);
+        // SAFETY: by the caller's promise.
+        let (from, to) = unsafe { convert::copy_lists(&src, &dst, args.kind, &slots) }?;
+        // SAFETY: by the caller's promise.
+        slots.copy(&from, &to, &args, &unsafe { execution(exec) }?)
     })
 }
 
@@ -1003,9 +1110,9 @@ pub unsafe extern "C" fn replayssm_save(
 ) -> replayssm_status {
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
-        // SAFETY: by the caller's promise.
-        let pair = unsafe { host_pair(list) }?;
         let kind = convert::save_kind(kind)?;
+        // SAFETY: by the caller's promise.
+        let pair = unsafe { host_pair(list, &slots, kind) }?;
         // SAFETY: by the caller's promise.
         let exec = convert::whole(unsafe { execution(exec) }?)?;
         let needed = slots.save_bytes(kind)?;
@@ -1013,7 +1120,7 @@ pub unsafe extern "C" fn replayssm_save(
             return Err(Error::BufferTooSmall { field: "capacity".into(), value: capacity, needed });
         }
         // SAFETY: by the caller's promise.
-        slots.save(pair, kind, unsafe { bytes_mut(blob.cast(), needed as usize, "blob") }?, &exec)
+        slots.save(&pair, kind, unsafe { bytes_mut(blob.cast(), needed as usize, "blob") }?, &exec)
     })
 }
 
@@ -1041,8 +1148,11 @@ pub unsafe extern "C" fn replayssm_restore(
 ) -> replayssm_status {
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
+        required(blob, "blob", 1)?;
         // SAFETY: by the caller's promise.
-        let pair = unsafe { host_pair(list) }?;
+        let blob = unsafe { array(blob.cast(), bytes as usize, "blob") }?;
+        // SAFETY: by the caller's promise.
+        let pair = unsafe { host_pair(list, &slots, kind_of(blob)) }?;
         // SAFETY: by the caller's promise.
         let args = unsafe { optional(args) }?;
         convert::zero("restore_args.reserved", args.reserved)?;
@@ -1050,9 +1160,7 @@ pub unsafe extern "C" fn replayssm_restore(
         let generation = unsafe { one(args.generation, "restore_args.generation") }?;
         // SAFETY: by the caller's promise.
         let exec = convert::whole(unsafe { execution(exec) }?)?;
-        required(blob, "blob", 1)?;
-        // SAFETY: by the caller's promise.
-        slots.restore(pair, unsafe { array(blob.cast(), bytes as usize, "blob") }?, generation, &exec)
+        slots.restore(&pair, blob, generation, &exec)
     })
 }
 
@@ -1060,15 +1168,17 @@ pub unsafe extern "C" fn replayssm_restore(
 ///
 /// # Safety
 /// list is a descriptor.
-unsafe fn host_pair(list: *const replayssm_list) -> Result<Pair> {
+unsafe fn host_pair(list: *const replayssm_list, slots: &Slots, kind: Kind) -> Result<Pair> {
     // SAFETY: by the caller's promise.
-    let list = convert::list(&unsafe { descriptor(list) }?)?;
-    convert::pair(&list, |ids| match ids.index {
+    let list = unsafe { descriptor(list) }?;
+    let id = |ids: &Ids| match ids.index {
         // SAFETY: not NULL and aligned, because the list has an entry; the caller's array is as long.
         IndexType::I32 => i64::from(unsafe { (ids.data.0 as *const i32).read() }),
         // SAFETY: as above.
         IndexType::I64 => unsafe { (ids.data.0 as *const i64).read() },
-    })
+    };
+    // SAFETY: by the caller's promise.
+    unsafe { convert::pair(&list, slots, kind, id) }
 }
 
 /// A value that may be absent.

@@ -360,6 +360,10 @@ pub const REPLAYSSM_COMPONENT_BETA: replayssm_component_kind = 10;
 pub const REPLAYSSM_COMPONENT_U: replayssm_component_kind = 11;
 /// Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels].
 pub const REPLAYSSM_COMPONENT_CONV: replayssm_component_kind = 12;
+/// A convolution's window as a snapshot or copy has stored it, per slot: io [width - 1, channels], oldest first.
+pub const REPLAYSSM_COMPONENT_WINDOW: replayssm_component_kind = 13;
+/// Position of that window, per slot: an int64 for each 128 channels; -1: there is none.
+pub const REPLAYSSM_COMPONENT_WINDOW_TAGS: replayssm_component_kind = 14;
 
 /// Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
 /// layer l of slot (or ring) s lies at base + offset_bytes + l * layer_stride_bytes + s * slot_stride_bytes, or at layer_bases[l] +
@@ -466,6 +470,9 @@ pub const REPLAYSSM_SAVE_LIVE: replayssm_save_kind = 0;
 /// The fp32 states at the committed position and the convolution windows: goes on under any window, longest step, format, readout,
 /// backend and split of layers into pools. 16-bit formats round when they are restored.
 pub const REPLAYSSM_SAVE_PORTABLE: replayssm_save_kind = 1;
+/// A slot without a ring, as a snapshot or REPLAYSSM_COPY_STORE leaves it: checkpoint, tags and stored windows, as they are. Goes on by
+/// REPLAYSSM_COPY_LOAD, under any window, longest step, readout and backend; shapes, formats and split of layers are the same.
+pub const REPLAYSSM_SAVE_STORED: replayssm_save_kind = 2;
 
 /// What a restore sets beside what the blob has.
 #[repr(C)]
@@ -661,8 +668,12 @@ pub struct replayssm_commit_args {
     pub counts_stride: i64,
 }
 
-/// A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, reset, import and rewind
-/// refuse an id that is named twice.
+/// A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, calls that change what is
+/// listed refuse an id that is named twice.
+///
+/// An engine whose groups of layers have slot ids of their own names pools, for calls on a slots handle: a pool that is named has its slots
+/// in pool_slots, a pool that is not has them in slots. An entry that is negative in one pool is skipped there alone. With every pool of
+/// the handle named, slots may be absent.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_list {
@@ -678,6 +689,78 @@ pub struct replayssm_list {
     pub slots: replayssm_ids,
     /// [n]; data NULL: the same ids as slots.
     pub rings: replayssm_ids,
+    /// Pools that have slot ids of their own, up to 64; 0 for a call on one pool and for read_cursors.
+    pub n_pools: i32,
+    /// Zero.
+    pub pools_reserved: u32,
+    /// Host array [n_pools]: those pools, each once.
+    pub pools: *const *const replayssm_layers,
+    /// Host array [n_pools]: the slots [n] of each, which lie where the list lies.
+    pub pool_slots: *const replayssm_ids,
+}
+
+/// What a flush folds. Arrays have an element per list entry.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_flush_args {
+    /// sizeof(replayssm_flush_args).
+    pub struct_size: u32,
+    /// 0: fold now. 1: enqueue nothing but a wish: the first step that finds position[i] among the committed tokens that it may fold
+    /// (min_rewind of them it may not) folds, under every schedule.
+    pub later: i32,
+    /// Now: fold up to exactly here, also tokens that min_rewind would keep, which cannot be taken back then; at or before a checkpoint there
+    /// is nothing to do. NULL, with later 0: as a step's mask does, all but min_rewind committed tokens.
+    pub position: *const i64,
+}
+
+/// Which rows of a batch leave a state behind, and where.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_snapshot_args {
+    /// sizeof(replayssm_snapshot_args).
+    pub struct_size: u32,
+    /// Pools that have slot ids of their own, up to 64.
+    pub n_pools: i32,
+    /// [n_rows] in the context's memory: the position whose state is wanted, if the last commit of the row reached it; negative: none.
+    pub at: *const i64,
+    /// [n_rows] slot that gets it. With every pool of the handle named, data may be NULL.
+    pub dst: replayssm_ids,
+    /// Host array [n_pools]: those pools, each once.
+    pub pools: *const *const replayssm_layers,
+    /// Host array [n_pools]: the slots [n_rows] of the batch in each.
+    pub pool_src: *const replayssm_ids,
+    /// Host array [n_pools]: the slots [n_rows] that get the states in each.
+    pub pool_dst: *const replayssm_ids,
+}
+
+/// What a copy makes of its target.
+pub type replayssm_copy_kind = i32;
+/// What the source is: checkpoint, ring, position, seed. A source may have many targets.
+pub const REPLAYSSM_COPY_FORK: replayssm_copy_kind = 0;
+/// The same; the source gets a new generation, so that late commits of its owner do nothing, and is undefined until a reset.
+pub const REPLAYSSM_COPY_MOVE: replayssm_copy_kind = 1;
+/// Source and target change places; both rings get a new generation.
+pub const REPLAYSSM_COPY_SWAP: replayssm_copy_kind = 2;
+/// A checkpoint without a ring: the exact state of the source at a position.
+pub const REPLAYSSM_COPY_STORE: replayssm_copy_kind = 3;
+/// A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left.
+pub const REPLAYSSM_COPY_LOAD: replayssm_copy_kind = 4;
+/// A checkpoint without a ring, from another.
+pub const REPLAYSSM_COPY_STORED: replayssm_copy_kind = 5;
+
+/// How a copy is to be made. Arrays have an element per list entry, where the lists lie.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_copy_args {
+    /// sizeof(replayssm_copy_args).
+    pub struct_size: u32,
+    /// REPLAYSSM_COPY_*.
+    pub kind: replayssm_copy_kind,
+    /// STORE: at which position, held as for replayssm_export; NULL: all committed tokens. LOAD: where the checkpoint stands, and the
+    /// target starts. NULL otherwise.
+    pub position: *const i64,
+    /// FORK, MOVE, LOAD: generation of the target's ring from now on; NULL: one more than before. NULL otherwise.
+    pub generation: *const u32,
 }
 
 /// What a reset sets. Arrays have an element per list entry.
@@ -732,14 +815,14 @@ pub struct replayssm_state {
 pub struct replayssm_cursor {
     /// Committed tokens, absolute.
     pub position: i64,
-    /// Position before which the staggered schedule wants a fold.
+    /// The first step that finds this position among the committed tokens that it may fold does fold; 0: none is waited for.
     pub flush_before: i64,
     /// Key of stochastic rounding.
     pub seed: u64,
-    /// Counts resets, or as given to them.
+    /// Counts resets and copies, or as given to them.
     pub generation: u32,
-    /// Zero.
-    pub flags: u32,
+    /// Tokens that the last commit added: 0 after a reset, an import, a copy, a rewind and the commit of a row without tokens.
+    pub committed: u32,
 }
 
 /// Fault bit: a slot or ring id at or above its count.
@@ -799,7 +882,7 @@ pub struct replayssm_stats {
     pub tokens: u64,
     /// Tokens that became committed.
     pub accepted: u64,
-    /// Checkpoint tiles that steps rewrote.
+    /// Checkpoint tiles that steps and flushes rewrote.
     pub flushes: u64,
     /// Bytes of checkpoint loaded.
     pub checkpoint_bytes_read: u64,
@@ -840,7 +923,10 @@ descriptors!(
     replayssm_delta_args,
     replayssm_conv1d_args,
     replayssm_commit_args,
-    replayssm_list,
+    replayssm_list from n_pools,
+    replayssm_flush_args,
+    replayssm_snapshot_args,
+    replayssm_copy_args,
     replayssm_reset_args,
     replayssm_state,
     replayssm_report,
@@ -884,6 +970,6 @@ mod agreement {
         assert!(offset_of!(Cursor, flush_before) == offset_of!(replayssm_cursor, flush_before));
         assert!(offset_of!(Cursor, seed) == offset_of!(replayssm_cursor, seed));
         assert!(offset_of!(Cursor, generation) == offset_of!(replayssm_cursor, generation));
-        assert!(offset_of!(Cursor, flags) == offset_of!(replayssm_cursor, flags));
+        assert!(offset_of!(Cursor, committed) == offset_of!(replayssm_cursor, committed));
     };
 }

@@ -26,6 +26,8 @@ pub enum Kind {
     Live = 0,
     /// The states at the position: for any configuration of layers of the same shapes.
     Portable = 1,
+    /// What a checkpoint without a ring consists of: for pools of the same shapes and formats.
+    Stored = 2,
 }
 
 /// An entry: family, layers, and what else must agree, in the order of [`names`].
@@ -36,9 +38,9 @@ pub type Entry = [u32; ENTRY_WORDS];
 pub struct Purpose {
     /// What was saved.
     pub kind: Kind,
-    /// Window, longest step, tokens that can be taken back, schedule; zero in a portable blob.
+    /// Window, longest step, tokens that can be taken back, schedule; zero but in a live blob.
     pub rule: [u32; 4],
-    /// LIVE: a pool each. PORTABLE: a shape of layers each, in ascending order.
+    /// LIVE, STORED: a pool each. PORTABLE: a shape of layers each, in ascending order.
     pub entries: Vec<Entry>,
 }
 
@@ -48,9 +50,9 @@ const RULE_NAMES: [&str; 4] = ["window", "max_step_tokens", "min_rewind", "sched
 fn names(kind: Kind, family: u32) -> [&'static str; ENTRY_WORDS] {
     let dims = match (kind, family) {
         (Kind::Live, 1) => ["nheads", "headdim", "dstate", "ngroups"],
-        (Kind::Live, 4) | (Kind::Portable, 4) => ["channels", "width", "reserved", "reserved"],
+        (_, 4) => ["channels", "width", "reserved", "reserved"],
         (Kind::Live, _) => ["HV", "V", "K", "H"],
-        (Kind::Portable, _) => ["heads", "rows", "columns", "reserved"],
+        (_, _) => ["heads", "rows", "columns", "reserved"],
     };
     let [a, b, c, d] = dims;
     ["family", "n_layers", "io", "format", "readout", "stochastic_rounding", "u_dtype", "head_map", a, b, c, d]
@@ -88,6 +90,15 @@ pub fn shape_entry(pool: &PoolConfig) -> Entry {
         (_, Some(s)) => [family, 0, 0, 0, 0, 0, 0, 0, s.heads as u32, s.rows as u32, s.columns as u32, 0],
         (_, None) => [family, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     }
+}
+
+/// What decides the bytes of a pool's checkpoints and stored windows.
+pub fn stored_entry(pool: &PoolConfig) -> Entry {
+    let mut entry = shape_entry(pool);
+    let [_, n_layers, _, format, ..] = &mut entry;
+    *n_layers = pool.n_layers as u32;
+    *format = if pool.family.state().is_some() { pool.format as u32 } else { 0 };
+    entry
 }
 
 impl Purpose {
@@ -190,6 +201,15 @@ impl Reader<'_> {
     }
 }
 
+/// The kind that a blob says it is, before anything of it is believed.
+pub fn kind_of(blob: &[u8]) -> Kind {
+    match blob.get(12..16) {
+        Some([1, 0, 0, 0]) => Kind::Portable,
+        Some([2, 0, 0, 0]) => Kind::Stored,
+        _ => Kind::Live,
+    }
+}
+
 /// Reads a blob's head, and checks that the blob is whole and unchanged.
 pub fn open(blob: &[u8]) -> Result<Opened<'_>> {
     let least = HEAD_BYTES + CHECKSUM_BYTES;
@@ -231,6 +251,7 @@ pub fn open(blob: &[u8]) -> Result<Opened<'_>> {
     let kind = match kind {
         0 => Kind::Live,
         1 => Kind::Portable,
+        2 => Kind::Stored,
         other => return Err(Error::bad_blob("the blob's kind", other, "one of REPLAYSSM_SAVE_*")),
     };
     let ring = Ring {
@@ -274,7 +295,7 @@ impl Opened<'_> {
                 ));
             }
         }
-        let live = theirs.kind == Kind::Live;
+        let live = theirs.kind != Kind::Portable;
         if theirs.entries.len() != ours.entries.len() {
             let what = if live { "number of pools" } else { "number of shapes of layers" };
             let (their, our) = (theirs.entries.len(), ours.entries.len());

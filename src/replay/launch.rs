@@ -513,6 +513,18 @@ pub enum Where {
     Host,
 }
 
+/// Which ids of a list's entries count. Those that do not are 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Which {
+    /// Slots and rings.
+    Both = 0,
+    /// Slots alone.
+    Slots = 1,
+    /// Rings alone.
+    Rings = 2,
+}
+
 /// A list of slots and rings.
 #[derive(Debug, Clone, Copy)]
 pub struct List {
@@ -524,6 +536,182 @@ pub struct List {
     pub slots: Ids,
     /// Ring of each entry.
     pub rings: Ids,
+    /// Which of them count.
+    pub which: Which,
+}
+
+impl List {
+    /// Slot ids, where they count.
+    pub fn slot_ids(&self) -> Option<&Ids> {
+        (self.which != Which::Rings).then_some(&self.slots)
+    }
+
+    /// Ring ids, where they count.
+    pub fn ring_ids(&self) -> Option<&Ids> {
+        (self.which != Which::Slots).then_some(&self.rings)
+    }
+}
+
+/// The most pools that a call may name.
+pub const MAX_NAMED: usize = 64;
+
+/// Slot ids of pools that have ids of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct Named {
+    n: usize,
+    pools: [(i32, Ids); MAX_NAMED],
+}
+
+impl Named {
+    /// No pool.
+    pub const NONE: Self =
+        Named { n: 0, pools: [(0, Ids { data: Address(0), stride: 0, index: IndexType::I32 }); MAX_NAMED] };
+
+    /// Adds a pool by its index. False: it is there already, or there are too many.
+    pub fn add(&mut self, pool: i32, ids: Ids) -> bool {
+        if self.of(pool).is_some() {
+            return false;
+        }
+        match self.pools.get_mut(self.n) {
+            Some(place) => *place = (pool, ids),
+            None => return false,
+        }
+        self.n += 1;
+        true
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &(i32, Ids)> {
+        self.pools.iter().take(self.n)
+    }
+
+    /// The ids of a pool, if it has its own.
+    pub fn of(&self, pool: i32) -> Option<Ids> {
+        self.pools.iter().take(self.n).find(|(index, _)| *index == pool).map(|(_, ids)| *ids)
+    }
+}
+
+/// A list for several pools, some of which may have slot ids of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolLists {
+    /// Of the rings, and of pools that are not named.
+    pub list: List,
+    /// Of the others.
+    pub named: Named,
+    /// Whether there are only those.
+    pub all_named: bool,
+}
+
+impl PoolLists {
+    /// A pool's list.
+    pub fn of(&self, pool: &PoolView) -> List {
+        match self.named.of(pool.index) {
+            Some(slots) if self.list.which == Which::Rings => List { slots, which: Which::Both, ..self.list },
+            Some(slots) => List { slots, ..self.list },
+            None => self.list,
+        }
+    }
+}
+
+/// What a flush folds. Arrays have an element per list entry.
+#[derive(Debug, Clone, Copy)]
+pub struct FlushArgs {
+    /// Only tells the next steps to fold.
+    pub later: bool,
+    /// int64; none = all but the tokens that are kept.
+    pub position: Option<Address>,
+}
+
+/// What a copy makes of its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum CopyKind {
+    /// What the source is.
+    Fork = 0,
+    /// The same, and the source is given up.
+    Move = 1,
+    /// Source and target change places.
+    Swap = 2,
+    /// A checkpoint without a ring: the source's state at a position.
+    Store = 3,
+    /// A live slot, from a checkpoint without a ring.
+    Load = 4,
+    /// A checkpoint without a ring, from another.
+    Stored = 5,
+}
+
+/// How a copy is to be made. Arrays have an element per list entry.
+#[derive(Debug, Clone, Copy)]
+pub struct CopyArgs {
+    /// What the target becomes.
+    pub kind: CopyKind,
+    /// int64, of Store and Load; none = all committed.
+    pub position: Option<Address>,
+    /// uint32, of Fork, Move and Load; none = one more than before.
+    pub generation: Option<Address>,
+}
+
+impl CopyArgs {
+    /// Checks that what is given has a meaning for the kind.
+    pub fn check(&self) -> Result<()> {
+        let takes_position = matches!(self.kind, CopyKind::Store | CopyKind::Load);
+        if self.position.is_some() && !takes_position {
+            return Err(Error::invalid(
+                "copy_args.position",
+                "not NULL",
+                "NULL, unless the kind is REPLAYSSM_COPY_STORE or _LOAD",
+            ));
+        }
+        if self.position.is_none() && self.kind == CopyKind::Load {
+            return Err(Error::invalid(
+                "copy_args.position",
+                "NULL",
+                "an array, because the kind is REPLAYSSM_COPY_LOAD",
+            ));
+        }
+        let takes_generation = matches!(self.kind, CopyKind::Fork | CopyKind::Move | CopyKind::Load);
+        if self.generation.is_some() && !takes_generation {
+            return Err(Error::invalid(
+                "copy_args.generation",
+                "not NULL",
+                "NULL, unless the kind is REPLAYSSM_COPY_FORK, _MOVE or _LOAD",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl CopyKind {
+    /// Whether the source is a slot without a ring.
+    pub fn from_slot(self) -> bool {
+        matches!(self, CopyKind::Load | CopyKind::Stored)
+    }
+
+    /// Whether the target is one.
+    pub fn to_slot(self) -> bool {
+        matches!(self, CopyKind::Store | CopyKind::Stored)
+    }
+}
+
+/// Which rows of a batch leave a state behind, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct SnapshotArgs {
+    /// int64 `[n_rows]`; negative: none.
+    pub at: Address,
+    /// `[n_rows]` slots; none if every pool has its own.
+    pub to: Option<Ids>,
+    /// Slots of the batch in pools that have ids of their own.
+    pub pool_src: Named,
+    /// Targets in those pools.
+    pub pool_dst: Named,
+}
+
+impl SnapshotArgs {
+    /// A batch as a pool sees it, and its targets.
+    pub fn of(&self, batch: &Batch, pool: &PoolView) -> Option<(Batch, Ids)> {
+        let slots = self.pool_src.of(pool.index).unwrap_or(batch.slots);
+        Some((Batch { slots, ..*batch }, self.pool_dst.of(pool.index).or(self.to)?))
+    }
 }
 
 /// The most entries that a list on the host may have: they travel by value in a launch.
@@ -682,14 +870,14 @@ impl Exec {
 pub struct Cursor {
     /// Committed tokens, absolute.
     pub position: i64,
-    /// Position before which the staggered schedule wants a fold.
+    /// A fold is wanted before this position is more than `keep` behind; 0 = none.
     pub flush_before: i64,
     /// Key of stochastic rounding.
     pub seed: u64,
     /// Counts resets and copies.
     pub generation: u32,
-    /// Zero.
-    pub flags: u32,
+    /// Tokens that the last commit added.
+    pub committed: u32,
 }
 
 impl Cursor {
@@ -705,7 +893,7 @@ impl Cursor {
             flush_before: flush_before as i64,
             seed,
             generation: last as u32,
-            flags: (last >> 32) as u32,
+            committed: (last >> 32) as u32,
         }
     }
 
@@ -713,7 +901,7 @@ impl Cursor {
     pub fn to_bytes(&self) -> [u8; size_of::<Cursor>()] {
         let mut bytes = [0; size_of::<Cursor>()];
         let fields = [self.position as u64, self.flush_before as u64, self.seed];
-        let last = u64::from(self.generation) | u64::from(self.flags) << 32;
+        let last = u64::from(self.generation) | u64::from(self.committed) << 32;
         for (to, field) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(fields.into_iter().chain([last])) {
             *to = field.to_le_bytes();
         }
@@ -1041,7 +1229,7 @@ pub trait Backend: Send + Sync {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         args: &ResetArgs,
         exec: &Exec,
     ) -> Result<()>;
@@ -1070,9 +1258,37 @@ pub trait Backend: Send + Sync {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         n: Address,
         done: Option<Address>,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Folds history into checkpoints.
+    fn flush(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        lists: &PoolLists,
+        args: &FlushArgs,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Stores the states that the rows of a committed batch have just reached.
+    fn snapshot(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        batch: &Batch,
+        args: &SnapshotArgs,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Copies slots and rings.
+    fn copy(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        from: &PoolLists,
+        to: &PoolLists,
+        args: &CopyArgs,
         exec: &Exec,
     ) -> Result<()>;
     /// Copies ring states to `dst`, an array of [`Cursor`].

@@ -18,6 +18,8 @@
 //! | `U` | ring | delta rules, not EXACT: bf16 or fp32 `[HV][rows][V]` |
 //! | `Conv` | ring | io `[width - 1 + keep + T_max][channels]`: raw inputs |
 //! | `Tags` | ring | of a convolution: int64 `[tiles]`: the lowest position whose window is still held, per 128 channels |
+//! | `Window` | slot | of a convolution: io `[width - 1][channels]`: the window of a checkpoint without a ring, oldest first |
+//! | `WindowTags` | slot | of a convolution: int64 `[tiles]`: the position of that window, per 128 channels; -1: there is none |
 //!
 //! For a delta rule, the state's H is HV, its D is V and its N is K.
 
@@ -64,6 +66,10 @@ pub enum Component {
     U = 11,
     /// Convolution inputs.
     Conv = 12,
+    /// Windows of checkpoints without a ring.
+    Window = 13,
+    /// Their positions.
+    WindowTags = 14,
 }
 
 /// Size and indexing of one component.
@@ -114,6 +120,8 @@ pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<Componen
         Family::Conv1d(c) => list.extend([
             (Component::Conv, true, product(&[conv_rows(slots, c.width) as u64, c.channels as u64, io])),
             (Component::Tags, true, product(&[c.tiles() as u64, 8])),
+            (Component::Window, false, product(&[c.width as u64 - 1, c.channels as u64, io])),
+            (Component::WindowTags, false, product(&[c.tiles() as u64, 8])),
         ]),
     }
     list.into_iter()

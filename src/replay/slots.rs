@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, Input, List, MAX_HOST_LIST,
-    Mamba2Args, Memory, Mode, PoolView, Report, ResetArgs, Site, SlotsView, StateTensor, Stats, Where,
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, CopyArgs, Cursor, DeltaArgs, Exec, FlushArgs, Ids,
+    Input, List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, Site,
+    SlotsView, SnapshotArgs, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
 use super::plan::{StepPlan, warnings};
@@ -190,13 +191,14 @@ impl Slots {
     }
 
     /// Starts requests on slots and rings.
-    pub fn reset(&self, list: &List, args: &ResetArgs, exec: &Exec) -> Result<()> {
-        self.check_list(list)?;
+    pub fn reset(&self, lists: &PoolLists, args: &ResetArgs, exec: &Exec) -> Result<()> {
+        self.check_list(&lists.list)?;
         if args.convert && !args.keep_checkpoint {
             return Err(Error::invalid("reset_args.convert", 1, "0 unless keep_checkpoint is set"));
         }
         self.backend().check_exec(exec)?;
         let pools = self.pools();
+        check_named("list", lists, &pools)?;
         if let Some(pool) = pools.iter().find(|p| args.convert && !p.config.format.is_lossless()) {
             return Err(Error::invalid(
                 "reset_args.convert",
@@ -204,15 +206,61 @@ impl Slots {
                 format!("0, because pool {} has a 16-bit format: its slots are too small for a fp32 state", pool.index),
             ));
         }
-        self.backend().reset(&self.view, &pools, list, args, exec)
+        self.backend().reset(&self.view, &pools, lists, args, exec)
     }
 
     /// Takes back committed tokens.
-    pub fn rewind(&self, list: &List, n: Address, done: Option<Address>, exec: &Exec) -> Result<()> {
-        self.check_list(list)?;
+    pub fn rewind(&self, lists: &PoolLists, n: Address, done: Option<Address>, exec: &Exec) -> Result<()> {
+        self.check_list(&lists.list)?;
         self.backend().check_exec(exec)?;
         let pools = self.pools();
-        self.backend().rewind(&self.view, &pools, list, n, done, exec)
+        check_named("list", lists, &pools)?;
+        self.backend().rewind(&self.view, &pools, lists, n, done, exec)
+    }
+
+    /// Folds history into checkpoints, now or in a later step.
+    pub fn flush(&self, lists: &PoolLists, args: &FlushArgs, exec: &Exec) -> Result<()> {
+        self.check_list(&lists.list)?;
+        if args.later && args.position.is_none() {
+            return Err(Error::invalid("flush_args.position", "NULL", "an array, because later is set"));
+        }
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        check_named("list", lists, &pools)?;
+        self.backend().flush(&self.view, &pools, lists, args, exec)
+    }
+
+    /// Stores the states that rows of a committed batch have just reached.
+    pub fn snapshot(&self, batch: Batch, args: &SnapshotArgs, exec: &Exec) -> Result<()> {
+        let batch = batch.checked(&self.view.config)?;
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        if let Some(pool) = pools.iter().find(|pool| args.of(&batch, pool).is_none()) {
+            return Err(Error::invalid(
+                "snapshot_args.dst",
+                "absent (data is NULL)",
+                format!("ids, because pool {} is not named in snapshot_args.pools", pool.index),
+            ));
+        }
+        self.backend().snapshot(&self.view, &pools, &batch, args, exec)
+    }
+
+    /// Copies slots and rings.
+    pub fn copy(&self, from: &PoolLists, to: &PoolLists, args: &CopyArgs, exec: &Exec) -> Result<()> {
+        self.check_list(&from.list)?;
+        if (from.list.n, from.list.place) != (to.list.n, to.list.place) {
+            return Err(Error::invalid(
+                "dst",
+                format!("a list of {} at place {:?}", to.list.n, to.list.place),
+                format!("{} entries at place {:?}, as src has", from.list.n, from.list.place),
+            ));
+        }
+        args.check()?;
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        check_named("src", from, &pools)?;
+        check_named("dst", to, &pools)?;
+        self.backend().copy(&self.view, &pools, from, to, args, exec)
     }
 
     /// Copies ring states to memory of the caller.
@@ -279,7 +327,31 @@ impl Slots {
     }
 }
 
+/// A list without slots of its own is one of pools that all have theirs.
+fn check_named(field: &'static str, lists: &PoolLists, pools: &[Arc<PoolView>]) -> Result<()> {
+    let without = |pool: &&Arc<PoolView>| lists.named.of(pool.index).is_none();
+    match pools.iter().find(without) {
+        Some(pool) if lists.all_named => Err(Error::invalid(
+            format!("{field}.slots"),
+            "absent (data is NULL)",
+            format!("ids, because pool {} is not named in {field}.pools", pool.index),
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl Layers {
+    /// Adds this pool to those that have slot ids of their own.
+    pub fn name_in(&self, named: &mut Named, slots: &Slots, field: &'static str, i: usize, ids: Ids) -> Result<()> {
+        if !std::ptr::eq(self.slots.as_ref(), slots) {
+            return Err(Error::invalid(format!("{field}[{i}]"), "a pool of another slots handle", "one of this"));
+        }
+        if !named.add(self.view.index, ids) {
+            return Err(Error::invalid(format!("{field}[{i}]"), "a pool that is named before", "each pool once"));
+        }
+        Ok(())
+    }
+
     /// Allocates a pool's memory, or takes what is lent. Owned memory is zero: an empty state at position 0.
     pub fn create(slots: Arc<Slots>, config: PoolConfig, lent: &[Lent]) -> Result<Arc<Self>> {
         let layouts = components(&slots.view.config, &config)?;
@@ -512,7 +584,7 @@ fn lent_sites(
 fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usize) -> Result<Site> {
     let bytes = layout.bytes as i64;
     let layers = n_layers as i64;
-    let alignment = if layout.component == Component::Tags { 8 } else { 16 };
+    let alignment = if matches!(layout.component, Component::Tags | Component::WindowTags) { 8 } else { 16 };
     let name = |field: &str| format!("lent[{i}].{field}");
     let stride = if l.slot_stride == 0 { layout.bytes.next_multiple_of(16) as i64 } else { l.slot_stride };
     let dense_layer = stride

@@ -539,6 +539,37 @@ impl Rig {
         ok(unsafe { replayssm_reset(self.slots, &list, &args, null()) });
     }
 
+    pub fn reset_with_seed(&self, slot: usize, position: i64, seed: u64) {
+        let list = OneList::new(slot as i64, slot as i64);
+        let (position, seed) = ([position], [seed]);
+        let args = desc!(replayssm_reset_args { position: position.as_ptr(), seed: seed.as_ptr() });
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_reset(self.slots, &list.desc(), &args, null()) });
+    }
+
+    /// The state of a checkpoint without a ring that stands at a position, read from its bytes: of fp32 formats.
+    pub fn stored(&self, layer: usize, slot: usize) -> Vec<u32> {
+        let s = &self.spec;
+        let bytes = self.part(REPLAYSSM_COMPONENT_CHECKPOINT, layer, slot);
+        if s.format == REPLAYSSM_FORMAT_F32 {
+            return bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        }
+        let n = s.headdim * s.dstate;
+        let words: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+        let heads = words.chunks(2 * n);
+        let join = |head: &[u16], i: usize| (u32::from(head[i]) << 16).wrapping_add(head[n + i] as i16 as u32);
+        heads.flat_map(|head| (0..n).map(|i| join(head, i)).collect::<Vec<_>>()).collect()
+    }
+
+    /// Fills a slot's (or ring's) part of every component with a byte.
+    pub fn fill_part(&self, index: usize, per_ring: bool, byte: u8) {
+        for c in self.components().iter().filter(|c| (c.per_ring == 1) == per_ring) {
+            for layer in 0..self.spec.layers {
+                fill(address(c, layer, index), byte, c.bytes as usize);
+            }
+        }
+    }
+
     pub fn import(&self, layer: usize, slot: usize, ring: usize, position: Option<i64>, state: &[u32]) {
         let state = state.to_vec();
         let (slot, ring) = ([slot as i64], [ring as i64]);
@@ -579,6 +610,99 @@ impl Rig {
         unsafe { replayssm_restore(self.slots, &list, blob.as_ptr().cast(), blob.len() as u64, null(), null()) }
     }
 
+    /// Folds history now, all of it or up to a position.
+    pub fn flush(&self, slot: usize, ring: usize, position: Option<i64>) {
+        self.flush_args(slot, ring, position, false);
+    }
+
+    /// Tells later steps to fold.
+    pub fn flush_later(&self, slot: usize, ring: usize, position: i64) {
+        self.flush_args(slot, ring, Some(position), true);
+    }
+
+    fn flush_args(&self, slot: usize, ring: usize, position: Option<i64>, later: bool) {
+        let list = OneList::new(slot as i64, ring as i64);
+        let position = position.map(Box::new);
+        let position = position.as_ref().map_or(null(), |at| &raw const **at);
+        let args = desc!(replayssm_flush_args { later: later.into(), position: position });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_flush(self.slots, &list.desc(), &args, exec) });
+    }
+
+    /// Copies a slot and ring (or what the kind has of them) to another.
+    pub fn copy(&self, kind: i32, from: (usize, usize), to: (usize, usize), position: Option<i64>) {
+        let (from, to) = (OneList::new(from.0 as i64, from.1 as i64), OneList::new(to.0 as i64, to.1 as i64));
+        let position = position.map(Box::new);
+        let position = position.as_ref().map_or(null(), |at| &raw const **at);
+        let args = desc!(replayssm_copy_args { kind: kind, position: position });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &from.desc(), &to.desc(), &args, exec) });
+    }
+
+    /// Copies between slots and rings of the same numbers, by lists.
+    pub fn copy_lists(
+        &self,
+        kind: i32,
+        from: &[i64],
+        to: &[i64],
+        position: Option<&[i64]>,
+        generation: Option<&[u32]>,
+    ) {
+        let list = |ids: &[i64]| {
+            desc!(replayssm_list { n: ids.len() as i32, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) })
+        };
+        let args = desc!(replayssm_copy_args {
+            kind: kind,
+            position: position.map_or(null(), <[i64]>::as_ptr),
+            generation: generation.map_or(null(), <[u32]>::as_ptr),
+        });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &list(from), &list(to), &args, exec) });
+    }
+
+    pub fn copy_of_lists(&self, kind: i32, from: &PoolList, to: &PoolList) {
+        let args = desc!(replayssm_copy_args { kind: kind });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &from.desc(), &to.desc(), &args, exec) });
+    }
+
+    pub fn reset_list(&self, list: &PoolList) {
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_reset(self.slots, &list.desc(), null(), exec) });
+    }
+
+    pub fn flush_list(&self, list: &PoolList) {
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_flush(self.slots, &list.desc(), null(), exec) });
+    }
+
+    /// Whether the tokens could be taken back.
+    pub fn rewind_list(&self, list: &PoolList, n: i32) -> bool {
+        let (n, mut done) = (heap([n]), heap([-1]));
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_rewind(self.slots, &list.desc(), n.as_ptr(), done.as_mut_ptr(), null()) });
+        done[0] == 1
+    }
+
+    /// Behind a commit of these rows: states at the given positions go to the given slots.
+    pub fn snapshot(&self, rows: &[Row], extend: bool, generation: Option<&[u32]>, at: &[i64], dst: &[i64]) {
+        let batch = BatchData::new(self, rows, extend, 0);
+        let (at, dst, generation) = (at.to_vec(), dst.to_vec(), generation.map(<[u32]>::to_vec));
+        let args = desc!(replayssm_snapshot_args { at: at.as_ptr(), dst: ids64(&dst) });
+        let generation = generation.as_ref().map_or(null(), |g| g.as_ptr());
+        let batch = replayssm_batch { generation, ..batch.desc() };
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_snapshot(self.slots, &batch, &args, exec) });
+    }
+
+    /// Bytes of all components of a slot (or a ring) in all layers.
+    pub fn bytes_of(&self, index: usize, per_ring: bool) -> Vec<u8> {
+        let of_kind = self.components().into_iter().filter(|c| (c.per_ring == 1) == per_ring);
+        of_kind
+            .flat_map(|c| (0..self.spec.layers).flat_map(move |l| peek(address(&c, l, index), c.bytes as usize)))
+            .collect()
+    }
+
     /// Whether the tokens could be taken back.
     pub fn rewind(&self, slot: usize, ring: usize, n: i32) -> bool {
         let (slot, ring) = ([slot as i64], [ring as i64]);
@@ -613,6 +737,47 @@ impl Rig {
         // SAFETY: the stats are a local.
         ok(unsafe { replayssm_stats_read(self.slots, &mut stats) });
         stats
+    }
+}
+
+/// A host list of one entry.
+struct OneList([i64; 1], [i64; 1]);
+
+impl OneList {
+    fn new(slot: i64, ring: i64) -> Self {
+        OneList([slot], [ring])
+    }
+
+    fn desc(&self) -> replayssm_list {
+        desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&self.0), rings: ids64(&self.1) })
+    }
+}
+
+/// A list of one ring, and of a slot in each of the pools.
+pub struct PoolList {
+    place: i32,
+    pools: Vec<*const replayssm_layers>,
+    slots: Vec<Vec<i64>>,
+    ring: Vec<i64>,
+    ids: Vec<replayssm_ids>,
+}
+
+impl PoolList {
+    pub fn new(place: i32, pools: &[(*mut replayssm_layers, i64)], ring: i64) -> Self {
+        let slots: Vec<Vec<i64>> = pools.iter().map(|&(_, slot)| vec![slot]).collect();
+        let ids = slots.iter().map(|slot| ids64(slot)).collect();
+        PoolList { place, pools: pools.iter().map(|p| p.0.cast_const()).collect(), slots, ring: vec![ring], ids }
+    }
+
+    pub fn desc(&self) -> replayssm_list {
+        desc!(replayssm_list {
+            n: 1,
+            place: self.place,
+            rings: ids64(&self.ring),
+            n_pools: self.slots.len() as i32,
+            pools: self.pools.as_ptr(),
+            pool_slots: self.ids.as_ptr(),
+        })
     }
 }
 

@@ -82,6 +82,9 @@ inline unsigned atomicCAS(unsigned *at, unsigned compare, unsigned value) {
   if (old == compare) *at = value;
   return old;
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
 inline unsigned atomicOr(unsigned *at, unsigned value) {
   unsigned old = *at;
   *at = old | value;

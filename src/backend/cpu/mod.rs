@@ -1,8 +1,10 @@
 //! The CPU backend: the same interface on host pointers, work done when a call returns.
 
 mod conv1d;
+mod copy;
 mod counters;
 mod delta;
+mod fold;
 mod inspect;
 pub mod isa;
 mod lanes;
@@ -25,8 +27,8 @@ use self::isa::{FloatControl, Isa};
 use self::threads::Threads;
 use crate::error::{Error, Result};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Input, List, Mamba2Args, Memory, Mode,
-    PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, Input, List,
+    Mamba2Args, Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
 };
 use crate::replay::layout::{ALIGNMENT, COUNTER_BYTES};
 use crate::replay::plan::{SHARED_BYTES, range_length};
@@ -284,11 +286,11 @@ impl Backend for Cpu {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         args: &ResetArgs,
         exec: &Exec,
     ) -> Result<()> {
-        life::reset(self, slots, pools, list, args, exec)
+        life::reset(self, slots, pools, lists, args, exec)
     }
 
     fn import(
@@ -312,19 +314,54 @@ impl Backend for Cpu {
         dst: &StateTensor,
         exec: &Exec,
     ) -> Result<()> {
-        life::export(self, slots, pool, list, at, dst, exec)
+        fold::export(self, slots, pool, list, at, dst, exec)
     }
 
     fn rewind(
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         n: Address,
         done: Option<Address>,
         exec: &Exec,
     ) -> Result<()> {
-        life::rewind(slots, pools, list, n, done, exec)
+        life::rewind(slots, pools, lists, n, done, exec)
+    }
+
+    fn flush(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        lists: &PoolLists,
+        args: &FlushArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::flush(self, slots, pools, lists, args, exec)
+    }
+
+    fn snapshot(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        batch: &Batch,
+        args: &SnapshotArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::snapshot(self, slots, pools, batch, args, exec);
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        from: &PoolLists,
+        to: &PoolLists,
+        args: &CopyArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        copy::run(self, slots, pools, from, to, args, exec)
     }
 
     fn read_cursors(&self, slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {

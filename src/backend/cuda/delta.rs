@@ -4,7 +4,7 @@ use super::Cuda;
 use super::instances::{Key, Work};
 use super::mamba2::columns_of;
 use super::params::{
-    Batch, CHUNK, Carve, Component, DeltaExportParams, DeltaParams, GATES_BYTES, List, Place, Slots, State,
+    Batch, CHUNK, Carve, Component, DeltaExportParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
     StateTensor, TOKENS, Tensor, gate as numbers, mode as number,
 };
 use crate::error::{Error, Result};
@@ -142,21 +142,32 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Enqueues an export.
-pub(super) fn export(
+/// Enqueues a fold: states at held positions of a list's entries, or of a batch's rows.
+#[allow(clippy::too_many_arguments, reason = "what a fold consists of")]
+pub(super) fn fold(
     cuda: &Cuda,
     slots: &SlotsView,
     pool: &PoolView,
     list: List,
+    batch: Option<Batch>,
     dst: StateTensor,
+    fold: Fold,
     exec: &Exec,
 ) -> Result<()> {
     let (dims, state) = of_pool(pool, None)?;
     let [_, _, _, key] = keys(&pool.config, dims);
     let carve = carve(&state, dims.kind == DeltaKind::Kda, 0);
-    let family = DeltaParams { shared: carve.shared, ..params(slots, pool, dims, state, None) };
-    let items =
-        list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
-    let params = DeltaExportParams { family, list, dst };
-    cuda.launch(key, exec, items, state.warps as u32 * 32, carve.bytes(), &params)
+    let family = DeltaParams {
+        batch: batch.unwrap_or_default(),
+        shared: carve.shared,
+        ..params(slots, pool, dims, state, None)
+    };
+    let threads = state.warps as u32 * 32;
+    let units = i64::from(dst.n_layers) * i64::from(state.heads) * i64::from(state.parts);
+    let items = match batch {
+        Some(batch) => cuda.due_blocks(threads).min(batch.n_rows.saturating_mul(units)),
+        None => list.n.saturating_mul(units),
+    };
+    let params = DeltaExportParams { family, list, dst, fold };
+    cuda.launch(key, exec, items, threads, carve.bytes(), &params)
 }

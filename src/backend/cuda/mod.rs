@@ -4,8 +4,10 @@
 //! that every call can be captured in a graph. Kernels are the cubins that the build made of `cuda/`.
 
 mod conv1d;
+mod copy;
 mod delta;
 mod driver;
+mod fold;
 mod images;
 mod inspect;
 pub mod instances;
@@ -22,8 +24,8 @@ use self::params::Params;
 use crate::error::{Error, Result};
 use crate::replay::config::{PoolConfig, SlotsConfig};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Input, List, Mamba2Args, Memory, Mode,
-    PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, Input, List,
+    Mamba2Args, Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
 };
 use crate::replay::layout::COUNTER_BYTES;
 
@@ -97,6 +99,11 @@ impl Cuda {
     /// Dynamic shared memory that a launch of a loaded kernel may ask for.
     fn shared_limit(&self, key: Key) -> u32 {
         self.kernel(key).map_or(0, |kernel| kernel.shared_limit)
+    }
+
+    /// Blocks of a launch that looks for rows which are due, and hardly ever finds one: what runs at once.
+    fn due_blocks(&self, threads: u32) -> i64 {
+        i64::from(self.device.multiprocessors) * i64::from(256 / threads.max(1)).clamp(1, 2)
     }
 
     fn kernel(&self, key: Key) -> Result<&Kernel> {
@@ -262,11 +269,11 @@ impl Backend for Cuda {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         args: &ResetArgs,
         exec: &Exec,
     ) -> Result<()> {
-        life::reset(self, slots, pools, list, args, exec)
+        life::reset(self, slots, pools, lists, args, exec)
     }
 
     fn import(
@@ -290,19 +297,53 @@ impl Backend for Cuda {
         dst: &StateTensor,
         exec: &Exec,
     ) -> Result<()> {
-        life::export(self, slots, pool, list, at, dst, exec)
+        fold::export(self, slots, pool, list, at, dst, exec)
     }
 
     fn rewind(
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         n: Address,
         done: Option<Address>,
         exec: &Exec,
     ) -> Result<()> {
-        life::rewind(self, slots, pools, list, n, done, exec)
+        life::rewind(self, slots, pools, lists, n, done, exec)
+    }
+
+    fn flush(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        lists: &PoolLists,
+        args: &FlushArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::flush(self, slots, pools, lists, args, exec)
+    }
+
+    fn snapshot(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        batch: &Batch,
+        args: &SnapshotArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::snapshot(self, slots, pools, batch, args, exec)
+    }
+
+    fn copy(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        from: &PoolLists,
+        to: &PoolLists,
+        args: &CopyArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        copy::run(self, slots, pools, from, to, args, exec)
     }
 
     fn read_cursors(&self, slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {

@@ -252,9 +252,31 @@ pub struct List {
     pub position: u64,
     pub is_inline: i32,
     pub has_position: i32,
+    pub which: i32,
+    pub reserved: i32,
     pub inline_slots: [i32; MAX_INLINE],
     pub inline_rings: [i32; MAX_INLINE],
     pub inline_position: [i64; MAX_INLINE],
+}
+
+/// What becomes of states at held positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum FoldKind {
+    Export = 0,
+    Flush = 1,
+    Store = 2,
+}
+
+/// Whose states, and where they go.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Fold {
+    pub at: u64,
+    pub slots: Ids,
+    pub kind: i32,
+    pub is_batch: i32,
+    pub inline_slots: [i32; MAX_INLINE],
 }
 
 /// The windows of a convolution.
@@ -263,6 +285,8 @@ pub struct List {
 pub struct Windows {
     pub ring: Component,
     pub tags: Component,
+    pub stored: Component,
+    pub stored_tags: Component,
     pub channels: i32,
     pub width: i32,
     pub rows: i32,
@@ -321,12 +345,13 @@ pub struct ResetParams {
 pub struct CursorParams {
     pub slots: Slots,
     pub list: List,
+    pub from: List,
     pub seed: u64,
     pub generation: u64,
-    pub is_import: i32,
+    pub kind: i32,
+    pub has_from: i32,
     pub has_seed: i32,
     pub has_generation: i32,
-    pub reserved: i32,
     pub inline_seed: [u64; MAX_INLINE],
     pub inline_generation: [u32; MAX_INLINE],
 }
@@ -347,8 +372,10 @@ pub struct ImportParams {
 #[derive(Debug, Clone, Copy)]
 pub struct WindowParams {
     pub slots: Slots,
+    pub batch: Batch,
     pub list: List,
     pub dst: StateTensor,
+    pub fold: Fold,
     pub windows: Windows,
     pub pool: i32,
     pub reserved: i32,
@@ -360,6 +387,7 @@ pub struct Mamba2ExportParams {
     pub family: Mamba2Params,
     pub list: List,
     pub dst: StateTensor,
+    pub fold: Fold,
 }
 
 #[repr(C)]
@@ -368,20 +396,53 @@ pub struct DeltaExportParams {
     pub family: DeltaParams,
     pub list: List,
     pub dst: StateTensor,
+    pub fold: Fold,
+}
+
+/// The most components of a pool.
+pub const MAX_COMPONENTS: usize = 8;
+
+/// A part of a pool's memory that is copied.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CopiedComponent {
+    pub at: Component,
+    pub bytes: i64,
+    pub first_chunk: i64,
+    pub kind: i32,
+    pub per_ring: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CopyParams {
+    pub slots: Slots,
+    pub from: List,
+    pub to: List,
+    pub windows: Windows,
+    pub components: [CopiedComponent; MAX_COMPONENTS],
+    pub n_chunks: i64,
+    pub n_components: i32,
+    pub n_layers: i32,
+    pub kind: i32,
+    pub pool: i32,
+    pub is_window: i32,
+    pub reserved: i32,
 }
 
 /// The most pools whose tags travel in a launch.
-pub const MAX_POOLS: usize = 48;
+pub const MAX_POOLS: usize = 40;
 
 /// The tags of a pool.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PoolTags {
     pub tags: Component,
+    pub slots: Ids,
     pub n_layers: i32,
     pub count: i32,
     pub per_ring: i32,
-    pub reserved: i32,
+    pub group: i32,
 }
 
 #[repr(C)]
@@ -394,7 +455,6 @@ pub struct RewindParams {
     pub pools: [PoolTags; MAX_POOLS],
     pub n_pools: i32,
     pub reserved: i32,
-    pub inline_n: [i32; MAX_INLINE],
 }
 
 #[repr(C)]
@@ -462,6 +522,7 @@ params!(
     WindowParams,
     Mamba2ExportParams,
     DeltaExportParams,
+    CopyParams,
     RewindParams,
     InspectParams,
     ReadParams
@@ -580,6 +641,7 @@ impl List {
             rings: Ids::from(&list.rings),
             position: pointer(position),
             has_position: position.is_some().into(),
+            which: list.which as i32,
             ..List::EMPTY
         }
     }
@@ -593,13 +655,32 @@ impl List {
         position: 0,
         is_inline: 0,
         has_position: 0,
+        which: 0,
+        reserved: 0,
         inline_slots: [0; MAX_INLINE],
         inline_rings: [0; MAX_INLINE],
         inline_position: [0; MAX_INLINE],
     };
 }
 
+impl Fold {
+    /// Of a list's entries.
+    pub const fn of_list(kind: FoldKind) -> Self {
+        Fold { at: 0, slots: List::EMPTY.slots, kind: kind as i32, is_batch: 0, inline_slots: [0; MAX_INLINE] }
+    }
+
+    /// Of the rows of a batch that reach a position, to these slots.
+    pub fn of_batch(at: Address, slots: &launch::Ids) -> Self {
+        Fold { at: at.0 as u64, slots: Ids::from(slots), is_batch: 1, ..Fold::of_list(FoldKind::Store) }
+    }
+}
+
 impl StateTensor {
+    /// No buffer: all layers of a pool.
+    pub fn layers(n_layers: usize) -> Self {
+        StateTensor { layer: -1, n_layers: n_layers as i32, ..StateTensor::default() }
+    }
+
     /// Of a pool with so many layers, from entry `first` on.
     pub fn of(t: &launch::StateTensor, n_layers: usize, first: i64) -> Self {
         StateTensor {
@@ -623,6 +704,8 @@ impl Windows {
         Some(Windows {
             ring: Component::of(pool, layout::Component::Conv, layer),
             tags: Component::of(pool, layout::Component::Tags, layer),
+            stored: Component::of(pool, layout::Component::Window, layer),
+            stored_tags: Component::of(pool, layout::Component::WindowTags, layer),
             channels: dims.channels as i32,
             width: dims.width as i32,
             rows: layout::conv_rows(&slots.config, dims.width) as i32,
@@ -801,7 +884,7 @@ mod tests {
             MAX_POOLS = MAX_POOLS,
         }
         layout! { text:
-            Cursor { position, flush_before, seed, generation, flags }
+            Cursor { position, flush_before, seed, generation, committed }
             Report { bits, place, count, first_slot, first_row, first_pool, first_layer }
             Stats {
                 steps, rows, tokens, accepted, flushes, checkpoint_read, checkpoint_written, ring_read, ring_written,
@@ -830,9 +913,11 @@ mod tests {
             }
             StateTensor { data, entry, layer_stride, head, row, dtype, is_transposed, layer, n_layers }
             List {
-                n, first, slots, rings, position, is_inline, has_position, inline_slots, inline_rings, inline_position,
+                n, first, slots, rings, position, is_inline, has_position, which, inline_slots, inline_rings,
+                inline_position,
             }
-            Windows { ring, tags, channels, width, rows, io }
+            Fold { at, slots, kind, is_batch, inline_slots }
+            Windows { ring, tags, stored, stored_tags, channels, width, rows, io }
             ConvParams {
                 slots, batch, place, windows, x, out, weight, bias, section_starts, n_sections, silu, mode,
             }
@@ -841,14 +926,18 @@ mod tests {
                 slots, list, state, windows, pool, n_layers, is_window, keep_checkpoint, convert, shared_bytes,
             }
             CursorParams {
-                slots, list, seed, generation, is_import, has_seed, has_generation, inline_seed, inline_generation,
+                slots, list, from, seed, generation, kind, has_from, has_seed, has_generation, inline_seed, inline_generation,
             }
             ImportParams { slots, list, src, state, windows, pool, is_window }
-            WindowParams { slots, list, dst, windows, pool }
-            Mamba2ExportParams { family, list, dst }
-            DeltaExportParams { family, list, dst }
-            PoolTags { tags, n_layers, count, per_ring }
-            RewindParams { slots, list, n, done, pools, n_pools, inline_n }
+            WindowParams { slots, batch, list, dst, fold, windows, pool }
+            Mamba2ExportParams { family, list, dst, fold }
+            DeltaExportParams { family, list, dst, fold }
+            CopiedComponent { at, bytes, first_chunk, kind, per_ring }
+            CopyParams {
+                slots, from, to, windows, components, n_chunks, n_components, n_layers, kind, pool, is_window,
+            }
+            PoolTags { tags, slots, n_layers, count, per_ring, group }
+            RewindParams { slots, list, n, done, pools, n_pools }
             Input { tensor, heads, inner, per_token }
             Guard { component, bytes, per_ring }
             InspectParams { slots, batch, place, inputs, guards, n_inputs, n_guards, n_layers, writes_guards }

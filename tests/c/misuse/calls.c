@@ -355,6 +355,95 @@ void lists(void) {
   WORKS(replayssm_reset(slots, &list, NULL, NULL));
 }
 
+/* Flushes, snapshots and copies that can never be right. */
+void copies(void) {
+  static const int32_t zero[1] = {0}, one[1] = {1}, far[1] = {99};
+  static const int64_t low[1] = {-3}, at[1] = {0};
+  static const uint32_t generation[1] = {5};
+  replayssm_list src = good_list(), dst = good_list();
+  src.n = dst.n = 1;
+  src.slots.data = zero, dst.slots.data = one;
+  WORKS(replayssm_reset(slots, &src, NULL, NULL));
+  WORKS(replayssm_reset(slots, &dst, NULL, NULL));
+
+  replayssm_flush_args flush = REPLAYSSM_INIT(replayssm_flush_args);
+  WORKS(replayssm_flush(slots, &src, &flush, NULL));
+  flush.later = 1;
+  FAILS(INVALID, "flush_args.position", replayssm_flush(slots, &src, &flush, NULL));
+  flush.later = 2;
+  FAILS(UNSUPPORTED, "flush_args.later", replayssm_flush(slots, &src, &flush, NULL));
+  flush.later = 0, flush.position = low;
+  FAILS(INVALID, "flush_args.position[0] is -3", replayssm_flush(slots, &src, &flush, NULL));
+  flush.position = (const int64_t *)ODD(at);
+  FAILS(INVALID, "flush_args.position", replayssm_flush(slots, &src, &flush, NULL));
+
+  replayssm_copy_args copy = REPLAYSSM_INIT(replayssm_copy_args);
+  WORKS(replayssm_copy(slots, &src, &dst, NULL, NULL));
+  copy.kind = 6;
+  FAILS(UNSUPPORTED, "copy_args.kind", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_FORK, copy.position = at;
+  FAILS(INVALID, "copy_args.position", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_LOAD, copy.position = NULL;
+  FAILS(INVALID, "copy_args.position is NULL", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.position = low;
+  FAILS(INVALID, "copy_args.position[0]", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_STORE;
+  FAILS(INVALID, "copy_args.position[0]", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.position = NULL, copy.generation = generation;
+  FAILS(INVALID, "copy_args.generation", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_SWAP;
+  FAILS(INVALID, "copy_args.generation", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.generation = NULL;
+  FAILS(INVALID, "dst.slots[0] is 0", replayssm_copy(slots, &src, &src, &copy, NULL));
+  replayssm_list both = good_list();
+  FAILS(INVALID, "dst is", replayssm_copy(slots, &src, &both, &copy, NULL));
+  dst.slots.data = far;
+  FAILS(INVALID, "dst.slots[0] is 99", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  FAILS(INVALID, "src.slots[0] is 99", replayssm_copy(slots, &dst, &src, &copy, NULL));
+  dst.slots.data = one;
+  /* A source of many targets, but no target of many sources. */
+  static const int32_t twice[2] = {1, 1};
+  both.slots.data = twice;
+  replayssm_list others = good_list();
+  FAILS(INVALID, "dst.slots[1]", replayssm_copy(slots, &others, &both, NULL, NULL));
+
+  /* Pools with ids of their own. */
+  replayssm_layers *const named[2] = {mamba, mamba};
+  const replayssm_ids ids[2] = {good_ids(zero), good_ids(zero)};
+  src.n_pools = 1, src.pools = (const replayssm_layers *const *)named, src.pool_slots = ids;
+  WORKS(replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = 2;
+  FAILS(INVALID, "list.pools[1]", replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = -1;
+  FAILS(INVALID, "list.pools", replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = 65;
+  FAILS(INVALID, "list.pools", replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = 1, src.pools = NULL;
+  FAILS(INVALID, "list.pools is NULL", replayssm_flush(slots, &src, NULL, NULL));
+  src.pools = (const replayssm_layers *const *)named, src.pool_slots = NULL;
+  FAILS(INVALID, "list.pool_slots is NULL", replayssm_flush(slots, &src, NULL, NULL));
+  src.pool_slots = ids, src.rings = good_ids(zero), src.slots.data = NULL;
+  FAILS(INVALID, "list.slots", replayssm_flush(slots, &src, NULL, NULL));
+  src.slots.data = zero, src.pools_reserved = 1;
+  FAILS(UNSUPPORTED, "list.pools_reserved", replayssm_flush(slots, &src, NULL, NULL));
+  src.pools_reserved = 0;
+  replayssm_cursor cursor;
+  FAILS(INVALID, "list.n_pools", replayssm_read_cursors(slots, &src, &cursor, NULL));
+
+  replayssm_batch batch = good_batch();
+  replayssm_snapshot_args snapshot = good_snapshot();
+  WORKS(replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  snapshot.at = NULL;
+  FAILS(INVALID, "snapshot_args.at", replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  snapshot = good_snapshot();
+  snapshot.dst.data = NULL;
+  FAILS(INVALID, "snapshot_args.dst", replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  snapshot = good_snapshot();
+  snapshot.n_pools = 1;
+  FAILS(INVALID, "snapshot_args.pools", replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  FAILS(INVALID, "replayssm_snapshot_args is NULL", replayssm_snapshot(slots, &batch, NULL, NULL));
+}
+
 /* What the host cannot see: bits that are read afterwards, and no slot is harmed. */
 void device_faults(void) {
   replayssm_report report = REPLAYSSM_INIT(replayssm_report);
@@ -605,7 +694,7 @@ void ids_and_buffers(void) {
         replayssm_layers_components(mamba, components, 4, &n));
   CHECK(n == 5);
   FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 0", replayssm_layers_components(conv, NULL, 0, &n));
-  CHECK(n == 2);
+  CHECK(n == 4);
   FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity", replayssm_layers_components(conv, components, INT32_MIN, &n));
   FAILS(INVALID, "replayssm_component", replayssm_layers_components(conv, NULL, 8, &n));
   FAILS(INVALID, "n is NULL", replayssm_layers_components(mamba, components, 8, NULL));

@@ -62,6 +62,20 @@ static replayssm_status with_commit_args(void) {
   b.tokens = 0;
   return replayssm_commit(slots, &b, (const replayssm_commit_args *)described, NULL);
 }
+static replayssm_status with_flush_args(void) {
+  replayssm_list l = good_list();
+  return replayssm_flush(slots, &l, (const replayssm_flush_args *)described, NULL);
+}
+static replayssm_status with_copy_args(void) {
+  replayssm_list src = good_list(), dst = good_list();
+  src.n = dst.n = 1;
+  dst.slots.data = two_slots + 1;
+  return replayssm_copy(slots, &src, &dst, (const replayssm_copy_args *)described, NULL);
+}
+static replayssm_status with_snapshot_args(void) {
+  replayssm_batch b = good_batch();
+  return replayssm_snapshot(slots, &b, (const replayssm_snapshot_args *)described, NULL);
+}
 static replayssm_status with_list(void) {
   return replayssm_reset(slots, (const replayssm_list *)described, NULL, NULL);
 }
@@ -230,7 +244,11 @@ void descriptors(void) {
   DESCRIPTOR(replayssm_delta_args, good_delta_args(), false, with_delta_args);
   DESCRIPTOR(replayssm_exec, REPLAYSSM_INIT(replayssm_exec), true, with_exec);
   DESCRIPTOR(replayssm_commit_args, REPLAYSSM_INIT(replayssm_commit_args), true, with_commit_args);
-  DESCRIPTOR(replayssm_list, good_list(), false, with_list);
+  replayssm_list list = good_list();
+  descriptor("replayssm_list", &list, sizeof list, offsetof(replayssm_list, n_pools), false, false, with_list);
+  DESCRIPTOR(replayssm_flush_args, REPLAYSSM_INIT(replayssm_flush_args), true, with_flush_args);
+  DESCRIPTOR(replayssm_copy_args, REPLAYSSM_INIT(replayssm_copy_args), true, with_copy_args);
+  DESCRIPTOR(replayssm_snapshot_args, good_snapshot(), false, with_snapshot_args);
   DESCRIPTOR(replayssm_reset_args, REPLAYSSM_INIT(replayssm_reset_args), true, with_reset_args);
   DESCRIPTOR(replayssm_state, good_state(), false, with_state);
   OUT_DESCRIPTOR(replayssm_context_info, with_info);

@@ -59,6 +59,23 @@ static replayssm_status on_reset(const void *h) {
   return replayssm_reset((const replayssm_slots *)h, &l, NULL, NULL);
 }
 
+static replayssm_status on_flush(const void *h) {
+  replayssm_list l = good_list();
+  return replayssm_flush((const replayssm_slots *)h, &l, NULL, NULL);
+}
+
+static replayssm_status on_snapshot(const void *h) {
+  replayssm_batch b = good_batch();
+  replayssm_snapshot_args a = good_snapshot();
+  return replayssm_snapshot((const replayssm_slots *)h, &b, &a, NULL);
+}
+
+static replayssm_status on_copy(const void *h) {
+  replayssm_list l = good_list();
+  l.n = 0;
+  return replayssm_copy((const replayssm_slots *)h, &l, &l, NULL, NULL);
+}
+
 static replayssm_status on_rewind(const void *h) {
   replayssm_list l = good_list();
   int32_t n[2] = {0, 0};
@@ -184,6 +201,9 @@ static const struct {
     {"commit", SLOTS_HANDLE, on_commit},
     {"reset", SLOTS_HANDLE, on_reset},
     {"rewind", SLOTS_HANDLE, on_rewind},
+    {"flush", SLOTS_HANDLE, on_flush},
+    {"snapshot", SLOTS_HANDLE, on_snapshot},
+    {"copy", SLOTS_HANDLE, on_copy},
     {"read_cursors", SLOTS_HANDLE, on_read_cursors},
     {"acquire", SLOTS_HANDLE, on_acquire},
     {"release", SLOTS_HANDLE, on_release},
