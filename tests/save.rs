@@ -363,3 +363,91 @@ fn a_blob_goes_on_in_another_process() {
         assert!(said.contains(&format!("child: {name} {wanted:016x}")), "{name}, {wanted:016x}: {said}");
     }
 }
+
+/// A cached prefix leaves the device and comes back, in another slot and on a handle of another window, and a request goes on from it.
+#[test]
+fn a_stored_slot_comes_back_and_is_loaded() {
+    for family in FAMILIES {
+        for format in [REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_FORMAT_BF16] {
+            let spec =
+                Spec { family, format, layers: 2, window: 7, t_max: 3, keep: 2, slots: 4, rings: 2, ..Spec::default() };
+            let other = Spec { window: 20, t_max: 5, keep: 0, rings: 3, ..spec.clone() };
+            let (from, to) = (Model::new(&spec), Model::new(&other));
+            let mut rng = Rng(3);
+            from.run(0, 0, &from.steps(&mut rng, 9));
+            let position = from.rigs[0].cursor(0).position;
+            let mut blob = vec![0; 1 << 20];
+            // A reset slot has no stored window.
+            from.rigs[0].reset(2, 1, 0);
+            assert_eq!(from.rigs[0].try_save(REPLAYSSM_SAVE_STORED, 2, 0, &mut blob), REPLAYSSM_OUT_OF_RANGE);
+            from.rigs[0].copy(REPLAYSSM_COPY_STORE, (0, 0), (2, 0), None);
+            let blob = from.rigs[0].save(REPLAYSSM_SAVE_STORED, 2, 0);
+            assert!(blob.len() < from.rigs[0].save(REPLAYSSM_SAVE_LIVE, 0, 0).len());
+            let mut changed = blob.clone();
+            // Of the position: tags stand elsewhere.
+            changed[24] ^= 1;
+            seal(&mut changed);
+            assert_eq!(to.rigs[0].restore(3, 0, &changed), REPLAYSSM_BAD_BLOB);
+            assert!(message().contains("a tag in the blob's pool 0"), "{}", message());
+            assert_eq!(to.rigs[0].restore(3, 0, &blob), REPLAYSSM_OK, "{}", message());
+            assert!(to.rigs[0].save(REPLAYSSM_SAVE_STORED, 3, 0) == blob);
+            to.rigs[0].copy(REPLAYSSM_COPY_LOAD, (3, 0), (1, 2), Some(position));
+            // The original goes on from the same: its history is folded at the same position, so that a 16-bit state is rounded alike.
+            from.rigs[0].copy(REPLAYSSM_COPY_LOAD, (2, 0), (1, 1), Some(position));
+            assert!(to.states(1, 2) == from.states(1, 1));
+            let next = from.steps(&mut rng, 6);
+            let wanted = from.run(1, 1, &next[..1]);
+            assert!(to.run(1, 2, &next[..1]) == wanted);
+            no_faults(&from.rigs[0]);
+            no_faults(&to.rigs[0]);
+        }
+    }
+}
+
+/// Pools whose slots have ids of their own: a blob does not know them.
+#[test]
+fn pools_with_slot_ids_of_their_own_are_saved_alike() {
+    let spec = Spec { layers: 2, window: 7, t_max: 3, slots: 4, ..Spec::default() };
+    let model = Model::new(&spec);
+    model.run(1, 1, &model.steps(&mut Rng(9), 9));
+    let rig = &model.rigs[0];
+    let pools = [model.rigs[0].pool, model.rigs[1].pool, model.conv].map(<*mut replayssm_layers>::cast_const);
+    let call = |ids: [i64; 3], ring: i64, blob: &mut Vec<u8>, back: bool, n_pools: i32| {
+        let slot_ids = ids.each_ref().map(|id| common::ids64(std::slice::from_ref(id)));
+        let ring = [ring];
+        let list = desc!(replayssm_list {
+            n: 1,
+            place: REPLAYSSM_HOST,
+            rings: common::ids64(&ring),
+            n_pools: n_pools,
+            pools: pools.as_ptr(),
+            pool_slots: slot_ids.as_ptr(),
+        });
+        let (at, bytes) = (blob.as_mut_ptr(), blob.len() as u64);
+        // SAFETY: everything lives until the call returns.
+        unsafe {
+            if back {
+                replayssm_restore(rig.slots, &list, at.cast(), bytes, std::ptr::null(), std::ptr::null())
+            } else {
+                let kind = REPLAYSSM_SAVE_LIVE;
+                replayssm_save(rig.slots, &list, kind, at.cast(), bytes, std::ptr::null())
+            }
+        }
+    };
+    for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
+        let mut blob = rig.save(kind, 1, 1);
+        assert_eq!(call([3, 0, 2], 2, &mut blob, true, 3), REPLAYSSM_OK, "{}", message());
+        assert!(rig.export(1, 3, 2, None) == rig.export(1, 1, 1, None));
+        assert!(model.rigs[1].export(0, 0, 2, None) == model.rigs[1].export(0, 1, 1, None));
+    }
+    let mut blob = rig.save(REPLAYSSM_SAVE_LIVE, 1, 1);
+    let wanted = without_generation(blob.clone());
+    assert_eq!(call([3, 0, 2], 3, &mut blob, true, 3), REPLAYSSM_OK, "{}", message());
+    assert_eq!(call([3, 0, 2], 3, &mut blob, false, 3), REPLAYSSM_OK, "{}", message());
+    assert!(without_generation(blob.clone()) == wanted);
+    assert_eq!(call([3, 0, 2], 3, &mut blob, false, 2), REPLAYSSM_INVALID_ARGUMENT);
+    assert!(message().starts_with("list.pools is without pool 2"), "{}", message());
+    assert_eq!(call([3, 4, 2], 3, &mut blob, false, 3), REPLAYSSM_INVALID_ARGUMENT);
+    assert!(message().starts_with("list.pool_slots of pool 1, [0] is 4; expected 0 to 3"), "{}", message());
+    no_faults(rig);
+}

@@ -1089,11 +1089,11 @@ pub unsafe extern "C" fn replayssm_save_bytes(
 /// Saves a slot with its ring, in all pools, to a blob in host memory, which another process or machine can restore. Right at any moment:
 /// a step that is not committed is not in it, and is repeated after a restore. The slot does not change. Its format is docs/ABI.md's.
 ///
-/// list: one entry, REPLAYSSM_HOST. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
+/// list: one entry, REPLAYSSM_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
 /// on an error they are undefined. Blobs of equal slots are equal.
 /// NULL: exec; not slots, list and blob.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (an extend that is not committed, a
-/// slot that was never reset), CAPTURING, OUT_OF_MEMORY, CUDA.
+/// slot that was never reset, a slot that is not stored), CAPTURING, OUT_OF_MEMORY, CUDA.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream.
 /// It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never.
 ///
@@ -1125,10 +1125,11 @@ pub unsafe extern "C" fn replayssm_save(
 }
 
 /// Restores a slot with its ring, in all pools, from a blob. Everything about the blob is checked before the slot changes: it is whole and
-/// unchanged, and it fits: a LIVE one the configuration of slots and its pools in the order of their creation, a PORTABLE one the shapes of
-/// their layers, which are matched by family and shape, in the order of pools and layers.
+/// unchanged, and it fits: a LIVE one the configuration of slots and its pools in the order of their creation, a STORED one shapes and formats
+/// of those pools, a PORTABLE one the shapes of their layers, which are matched by family and shape, in the order of pools and layers.
 ///
-/// A LIVE restore brings back position, first fold and seed; a PORTABLE one position and seed, as a reset and imports do.
+/// A LIVE restore brings back position, first fold and seed; a PORTABLE one position and seed, as a reset and imports do; a STORED one
+/// touches no ring, and args has no meaning then.
 /// list: one entry, REPLAYSSM_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
 /// NULL: args, which means all defaults, and exec; not slots, list and blob.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA: it

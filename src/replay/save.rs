@@ -414,10 +414,10 @@ impl Slots {
     pub fn restore(&self, pair: &Pair, blob: &[u8], generation: Option<u32>, exec: &Exec) -> Result<()> {
         self.backend().check_exec(exec)?;
         self.backend().check_wait(exec)?;
-        let opened = blob::open(blob)?;
         let pools = self.pools();
+        self.check_pair(pair, blob::kind_of(blob), &pools)?;
+        let opened = blob::open(blob)?;
         let kind = opened.purpose.kind;
-        self.check_pair(pair, kind, &pools)?;
         opened.check_purpose(&self.purpose(kind, &pools))?;
         let wanted = self.payload_bytes(kind, &pools)?;
         if opened.payload.len() as u64 != wanted {

@@ -264,7 +264,7 @@ void descriptors(void) {
   OUT_DESCRIPTOR(replayssm_plan_info, with_plan_info);
   replayssm_list one = good_list();
   one.n = 1;
-  descriptor("replayssm_list", &one, sizeof one, sizeof one, false, false, with_saved_list);
+  descriptor("replayssm_list", &one, sizeof one, offsetof(replayssm_list, n_pools), false, false, with_saved_list);
   DESCRIPTOR(replayssm_restore_args, REPLAYSSM_INIT(replayssm_restore_args), true, with_restore_args);
 }
 
