@@ -528,7 +528,8 @@ typedef struct replayssm_plan_info {
   uint64_t state_per_draft_bytes;
   /* The most such sequences in the budget, up to 2^20; -1 without a budget. */
   int64_t slots_in_budget_state_per_draft;
-  /* Bytes that a row moves in a step, on average over a flush cycle, all tokens being accepted. */
+  /* Bytes that a row moves in a step, on average over a flush cycle, all tokens being accepted: those of replayssm_explain, which counts
+   * reads of records as the CPU kernels make them. */
   uint64_t step_bytes;
   /* Bytes that a row moves where the plain update takes as many tokens. */
   uint64_t plain_step_bytes;

@@ -1150,6 +1150,9 @@ pub unsafe extern "C" fn replayssm_restore(
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
         required(blob, "blob", 1)?;
+        if bytes > isize::MAX as u64 {
+            return Err(Error::bad_blob("bytes", bytes, "what fits an address space"));
+        }
         // SAFETY: by the caller's promise.
         let blob = unsafe { array(blob.cast(), bytes as usize, "blob") }?;
         // SAFETY: by the caller's promise.

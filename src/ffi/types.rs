@@ -455,7 +455,8 @@ pub struct replayssm_plan_info {
     pub state_per_draft_bytes: u64,
     /// The most such sequences in the budget, up to 2^20; -1 without a budget.
     pub slots_in_budget_state_per_draft: i64,
-    /// Bytes that a row moves in a step, on average over a flush cycle, all tokens being accepted.
+    /// Bytes that a row moves in a step, on average over a flush cycle, all tokens being accepted: those of replayssm_explain, which counts
+    /// reads of records as the CPU kernels make them.
     pub step_bytes: u64,
     /// Bytes that a row moves where the plain update takes as many tokens.
     pub plain_step_bytes: u64,

@@ -645,6 +645,7 @@ static void plans_and_blobs(void) {
   WORKS(replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, NULL));
   CHECK(blob[bytes] == 0x5A);
   FAILS(INVALID, "blob is NULL", replayssm_restore(slots, &l, NULL, bytes, NULL, NULL));
+  FAILS(REPLAYSSM_BAD_BLOB, "bytes is 18446744073709551615", replayssm_restore(slots, &l, blob, UINT64_MAX, NULL, NULL));
   FAILS(REPLAYSSM_BAD_BLOB, "bytes is 0", replayssm_restore(slots, &l, blob, 0, NULL, NULL));
   FAILS(REPLAYSSM_BAD_BLOB, "bytes is", replayssm_restore(slots, &l, blob, bytes - 1, NULL, NULL));
   replayssm_restore_args args = REPLAYSSM_INIT(replayssm_restore_args);
