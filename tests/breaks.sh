@@ -75,8 +75,8 @@ a rewind kernel does not go back to a checkpoint~cuda/slots/rewind.cu~s/position
 a blob without the first record of a history~src/replay/save.rs~s/_ => oldest\.\.position/_ => oldest + 1..position/~--test save live_blob
 a blob without what is in front of a convolution's tag~src/replay/save.rs~s/oldest - \(c\.width as i64 - 1\)\.\.position/oldest..position/~--test save live_blob
 a blob with what others left in the ring~src/replay/save.rs~s/blob::clear_records\(part, shape, /let _ = (\&part, shape, /~--test save equal_requests
-the first fold of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, flags: 0 \}/Cursor { position, flush_before: flush_before * 0, seed, generation, flags: 0 }/~--test save live_blob
-the seed of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, flags: 0 \}/Cursor { position, flush_before, seed: seed ^ 1, generation, flags: 0 }/~--test save live_blob
+the first fold of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before: flush_before * 0, seed, generation, committed: 0 }/~--test save live_blob
+the seed of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before, seed: seed ^ 1, generation, committed: 0 }/~--test save live_blob
 layers of a portable blob in another order~src/replay/save.rs~s/\(0\.\.pool\.config\.n_layers as i64\)\.map/(0..pool.config.n_layers as i64).rev().map/~--test save any_window
 a tag of a blob is believed~src/replay/blob.rs~s/if !valid \{/if !valid \&\& position < 0 {/~--test save cases_14
 the end of a blob is not summed~src/replay/blob.rs~s/crc32fast::hash\(all\)/crc32fast::hash(\&all[..all.len() - 1])/g~--test save cases_14
