@@ -231,6 +231,12 @@ fn a_pool_goes_on_where_its_memory_was_moved_to() {
                 common::device::fill(common::address(&rig.component(*kind), *layer, *index), 0xFF, bytes.len());
             }
             assert_eq!(rig.rebind(lent), REPLAYSSM_OK, "{}", message());
+            for l in lent {
+                // SAFETY: an array of the test's with an element for each layer.
+                let base = if l.layer_bases.is_null() { l.base } else { unsafe { *l.layer_bases } };
+                let wanted = base.wrapping_byte_add(l.offset_bytes as usize);
+                assert_eq!(rig.component(l.kind).base, wanted, "kind {}", l.kind);
+            }
             for (kind, layer, index, bytes) in &before {
                 common::device::poke(common::address(&rig.component(*kind), *layer, *index), bytes);
             }
