@@ -3,10 +3,9 @@
 PREFIX ?= /usr/local
 CARGO ?= cargo
 BUILD := $(CURDIR)/build
-CMAKE_VERSION := 3.31.6
-NVRTC_VERSION := 12.9.86
+NVRTC_VERSION := $(shell sed -n 's/^nvidia-cuda-nvrtc-cu12==\([^ ]*\).*/\1/p' packaging/nvrtc.txt)
 
-# CMake from the system, or pinned from PyPI into build/.
+# CMake from the system, or pinned by version and hash from PyPI into build/.
 CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 # Where there is none, and Python cannot install packages either (Debian's without python3-venv), the examples are compiled without.
 WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo yes)
@@ -15,15 +14,16 @@ WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensur
 
 all: lib
 
-# The compiler of the CUDA kernels, pinned from PyPI into build/; where Python cannot install packages, cargo looks for a CUDA toolkit
-# and else builds for the CPU alone, and says so. It is not needed with REPLAYSSM_CUDA=off, or where REPLAYSSM_NVRTC names one.
+# The compiler of the CUDA kernels, pinned by version and hash from PyPI into build/; where Python cannot install packages, cargo looks
+# for a CUDA toolkit and else builds for the CPU alone, and says so. It is not needed with REPLAYSSM_CUDA=off, or where REPLAYSSM_NVRTC
+# names one.
 WITHOUT_PIP := $(shell python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 NVRTC := $(if $(or $(WITHOUT_PIP),$(REPLAYSSM_NVRTC),$(filter off,$(REPLAYSSM_CUDA)),$(filter-out x86_64,$(shell uname -m))),,$(BUILD)/nvrtc/$(NVRTC_VERSION))
 ifneq ($(NVRTC),)
 $(NVRTC):
 	{ python3 -m venv $(BUILD)/nvrtc/venv && \
-	  $(BUILD)/nvrtc/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-	    -d $(BUILD)/nvrtc/wheel nvidia-cuda-nvrtc-cu12==$(NVRTC_VERSION) && \
+	  $(BUILD)/nvrtc/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
+	    -d $(BUILD)/nvrtc/wheel -r packaging/nvrtc.txt && \
 	  (cd $(BUILD)/nvrtc && python3 -m zipfile -e wheel/*.whl .) && \
 	  rm -rf $(BUILD)/nvrtc/wheel $(BUILD)/nvrtc/venv $(BUILD)/nvrtc/nvidia/cuda_nvrtc/lib/*.alt.so* && touch $@ build.rs; } || \
 	{ echo 'NVRTC cannot be fetched: the kernels are built by that of a CUDA toolkit, or left out'; \
@@ -50,7 +50,7 @@ $(LIB): Cargo.toml Cargo.lock build.rs rust-toolchain.toml $(shell find src buil
 
 $(BUILD)/venv/bin/cmake:
 	python3 -m venv $(BUILD)/venv
-	$(BUILD)/venv/bin/pip install --quiet --disable-pip-version-check cmake==$(CMAKE_VERSION)
+	$(BUILD)/venv/bin/pip install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes -r packaging/cmake.txt
 
 examples: $(if $(WITHOUT_CMAKE),,$(filter $(BUILD)/%,$(CMAKE)))
 	$(MAKE) --no-print-directory install PREFIX=$(BUILD)/install DESTDIR= LIBDIR=lib

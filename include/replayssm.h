@@ -332,6 +332,12 @@ typedef struct replayssm_context_info {
   char name[64];
 } replayssm_context_info;
 
+/* Flag of a slots handle: steps and extends look for misuse before they work, and report it as faults with slot and layer (see
+ * replayssm_check): DUPLICATE, CANARY, NOT_FINITE. (Ids, lengths, counts and positions are looked at without it too.) For finding
+ * defects: it costs a second launch and a second reading of all inputs, and 64 to 191 bytes behind every slot's and ring's part of
+ * owned memory. The work itself is the same, and its results too. */
+#define REPLAYSSM_SLOTS_CHECKS 1
+
 /* Sizes and rules of a slots handle. */
 typedef struct replayssm_slots_desc {
   /* sizeof(replayssm_slots_desc). */
@@ -348,7 +354,7 @@ typedef struct replayssm_slots_desc {
   int32_t min_rewind;
   /* REPLAYSSM_SCHEDULE_*. */
   replayssm_schedule schedule;
-  /* Zero. */
+  /* REPLAYSSM_SLOTS_*. */
   uint32_t flags;
 } replayssm_slots_desc;
 
@@ -483,8 +489,8 @@ typedef struct replayssm_exec {
   uint32_t struct_size;
   /* REPLAYSSM_EXEC_*; 0 on the CPU backend. */
   uint32_t flags;
-  /* The caller's stream, of the context's CUDA context (or of a green context on its device); NULL: its default stream, and on the CPU
-   * backend the only one. */
+  /* The caller's stream, of the context's CUDA context (or of a green context on its device, with a driver for CUDA 12.5 or later);
+   * NULL: its default stream, and on the CPU backend the only one. */
   replayssm_stream stream;
   /* CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
    * same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's. */
@@ -792,10 +798,19 @@ typedef struct replayssm_cursor {
 /* Fault bit: a checkpoint outside the window (after an uncommitted extend, or lent memory that was never reset), or a position
  * that is not held. Nothing was written; outputs are zero. */
 #define REPLAYSSM_FAULT_POSITION 8
+/* Fault bit, with checks: a row's slot or ring is that of an earlier row of the batch; what the two leave behind is undefined. */
+#define REPLAYSSM_FAULT_DUPLICATE 16
+/* Fault bit, with checks: bytes before or behind a row's part of owned memory were overwritten, by someone else's stray write or by this
+ * library. What stands beside them cannot be trusted either. The bytes stay as they are, so later calls report them again. */
+#define REPLAYSSM_FAULT_CANARY 32
+/* Fault bit, with checks: an infinity or a NaN in an input of a row, or (first_slot and first_row -1) in a parameter. The row is worked
+ * on all the same. */
+#define REPLAYSSM_FAULT_NOT_FINITE 64
 /* Fault bit: a rewind beyond what the slot holds; it did nothing. */
 #define REPLAYSSM_FAULT_REWIND 128
 
-/* What went wrong on the device so far. Out. */
+/* What went wrong on the device so far. Out. While the work that saw the first fault is still writing down where, and another fault is
+ * already here, all of first_* are -1: not known yet. */
 typedef struct replayssm_report {
   /* sizeof(replayssm_report), set by the caller. */
   uint32_t struct_size;

@@ -2,12 +2,12 @@
 # Builds the library for others' machines, without a trace of this one's folders.
 #
 #   packaging/build.sh DIR          DIR/release/libreplayssm.so, as the system's linker makes it
-#   packaging/build.sh DIR 2.28     the same for systems with glibc 2.28 or newer, linked by Zig (pinned, from PyPI, into build/)
+#   packaging/build.sh DIR 2.28     the same for systems with glibc 2.28 or newer, linked by Zig (pinned from PyPI into build/)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$1
 export REPLAYSSM_GLIBC=${2:-} REPLAYSSM_ZIG_PYTHON=$PWD/build/zig/bin/python3
-zig_version=0.13.0
+zig_version=$(sed -n 's/^ziglang==\([^ ]*\).*/\1/p' packaging/zig.txt)
 
 # Sources of crates lie in folders of their registry; each becomes `crates` in panic messages.
 cargo=${CARGO:-cargo}
@@ -21,7 +21,7 @@ arguments=(rustc --release --locked --lib --target-dir "$dir" --config "build.ru
 if [ -n "$REPLAYSSM_GLIBC" ]; then
   if [ ! -e build/zig/installed-$zig_version ]; then
     python3 -m venv build/zig
-    build/zig/bin/pip install --quiet --disable-pip-version-check ziglang==$zig_version
+    build/zig/bin/pip install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes -r packaging/zig.txt
     touch build/zig/installed-$zig_version
   fi
   arguments+=(-- -C "linker=$PWD/packaging/zig-cc")

@@ -118,12 +118,12 @@ pub enum Error {
         text: String,
     },
     /// An allocation failed.
-    #[error("{what} could not be allocated ({bytes} bytes)")]
+    #[error("{what} could not be allocated{}", bytes.map_or_else(String::new, |bytes| format!(" ({bytes} bytes)")))]
     OutOfMemory {
         /// What the memory was for.
         what: Cow<'static, str>,
-        /// How much was asked for.
-        bytes: u64,
+        /// How much was asked for, where that is known.
+        bytes: Option<u64>,
     },
     /// A defect of this library.
     #[error("internal error: {0}")]
@@ -169,3 +169,15 @@ impl Error {
 
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_named_where_they_are_known() {
+        let text = |bytes| Error::OutOfMemory { what: "a pool".into(), bytes }.to_string();
+        assert_eq!(text(Some(4096)), "a pool could not be allocated (4096 bytes)");
+        assert_eq!(text(None), "a pool could not be allocated");
+    }
+}

@@ -27,6 +27,7 @@ difference of prefix sums~src/backend/cpu/mamba2.rs~s/exp\(since \+ elapsed\) \*
 EXACT from the high plane~src/replay/step.rs~s/l\.load_planes\(&self\.high\[j\], &self\.low\[j\]\)/l.load_bf16(\&self.high[j])/~--test exactness options_and_real
 low plane dropped at a store~src/replay/numerics.rs~s/\(high as u16, bits\.wrapping_sub\(high << 16\) as i16\)/(high as u16, 0)/~--test exactness mamba2_bf16
 a commit takes all tokens~src/backend/cpu/life.rs~s/let position = cursor\.position\.load\(Relaxed\) \+ count;/let position = cursor.position.load(Relaxed) + span.len;/~--test position_model staggered
+a place is told before it is written~src/backend/report.rs~s/load\(Acquire\) == PLACE_WRITTEN/load(Acquire) != PLACE_NONE/~--lib a_place_is_complete
 kept tokens are folded~src/replay/position.rs~s/let limit = v\.position - self\.keep;/let limit = v.position;/~--test position_model min_rewind
 a late commit counts~src/backend/cpu/life.rs~s/!= cursor\.generation\.load\(Relaxed\)/> u32::MAX - 1/~--test cases case_10
 a tag outside the window is believed~src/replay/position.rs~s/&& tag <= position\b//~--test cases between_an_extend
@@ -41,6 +42,7 @@ tiled heads read as grouped~src/replay/config.rs~s/HeadMap::Tiled => v_head % se
 one decay for all key channels~src/replay/step.rs~s/Decay::new\(g\[i\]\)/Decay::new(g[0])/~--test exactness extend_is_the_delta_rule
 a fp32 record of u off by one row~src/backend/cpu/delta.rs~s/(fn record_u.*?self\.row\(position)/$1 + i64::from(self.u_dtype == Dtype::F32)/s~--test readout delta_rules_keep
 stochastic rounding by another position~src/backend/cpu/tiles.rs~s/rounding_words\(seed, position,/rounding_words(seed, position + 1,/~--test exactness sixteen_bit
+a check looks at one token fewer~src/backend/cpu/inspect.rs~s/\(0\.\.span\.len\)/(0..span.len - 1)/~--test checks infinities_and
 a helper thread allocates~src/backend/cpu/threads.rs~s/served = number;/served = number; drop(std::hint::black_box(vec![number]));/~--test allocations
 a reset copies the list of pools~src/replay/slots.rs~s/(pub fn reset.*?self\.pools\(\))/$1.clone()/s~--test allocations
 a 16-bit tile goes on as it was before its store~src/backend/cpu/tiles.rs~s/unsafe \{ raw::load\(self\.row\(row\), self\.dtype\(\), source\) \};//~--test exactness sixteen_bit
@@ -67,6 +69,7 @@ a kernel's tag not set~cuda/common/block.cuh~s/(lane_index\(\) == 0) && w\.tag_a
 a kernel writes the tail of a faulty extend~cuda/common/block.cuh~s/return !__syncthreads_or\(c\.rows > 0 && \*c\.tag != .stop\);/return __syncthreads_or(1) || c.rows > stop;/~--test cases a_faulty_extend
 a kernel records u of another token~cuda/delta/delta.cuh~s/u_at\(p, w\.position \+ token\)/u_at(p, w.position + token + 1)/~--test across few_models_of_kda
 a kernel's keys decay by the record before~cuda/delta/delta.cuh~s/i32 row = newest - done - e;/i32 row = newest - done - e - 1;/~--test across few_models_of_kda
+a kernel checks the guards of another slot~cuda/slots/inspect.cu~s/g\.per_ring \? r\.ring : r\.slot/g.per_ring ? r.slot : r.ring/~--test checks a_byte_beside
 a kernel commits all tokens~cuda/slots/commit.cu~s/cursor\.position \+ count;/cursor.position + len;/~--test across few_models_of_mamba2
 a rewind kernel does not go back to a checkpoint~cuda/slots/rewind.cu~s/position >= newest/position > newest/~--test across few_models_of_kda
 a fold kernel takes in one token fewer~cuda/common/export.cuh~s/w\.base \+ i >= w\.tag\[warp_of\(\)\]/w.base + i > w.tag[warp_of()]/~--test across few_models_of_gdn

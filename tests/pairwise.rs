@@ -50,6 +50,7 @@ const OPTIONS: &[(&str, &[&str])] = &[
     ("rings", &["slots", "apart"]),
     ("batch", &["dense", "packed"]),
     ("memory", &["strided", "contiguous"]),
+    ("checks", &["off", "on"]),
     ("threads", &["1", "3", "3 parts"]),
 ];
 
@@ -259,6 +260,7 @@ fn spec(choice: &Choice) -> Spec {
         l2norm: get("norm") == "yes",
         beta_processed: get("beta") == "processed",
         contiguous: get("memory") == "contiguous",
+        checks: get("checks") == "on",
         io: dtype(get("io")),
         out: dtype(get("out")),
         dt_dtype: dtype(get("gate dtype")),

@@ -3,16 +3,19 @@
 #pragma once
 #include "element.cuh"
 
-// Records a fault; the place of the first one is kept. Bits come behind places: who reads those of a single fault sees where it was.
+// Records a fault; the place of the first one is kept. Bits come behind places: who reads those of a single fault sees where it was. With
+// bits of several, the first one's place may still be being written, and says so. Mirrors src/backend/report.rs.
 static __device__ __noinline__ void fault(const Slots &slots, u32 bit, i64 id, i64 row, i32 pool, i32 layer) {
   Report *r = slots.report;
   atomicAdd(&r->count, 1ull);
-  if (atomicExch(&r->claimed, 1u) == 0) {
+  if (atomicCAS(&r->place, PLACE_NONE, PLACE_CLAIMED) == PLACE_NONE) {
     volatile Report *v = r;
     v->first_slot = id;
     v->first_row = row;
     v->first_pool = pool;
     v->first_layer = layer;
+    __threadfence_system();
+    atomicExch(&r->place, PLACE_WRITTEN);
   }
   __threadfence_system();
   atomicOr(&r->bits, bit);
@@ -116,7 +119,7 @@ DEVICE i64 folds_of(const Slots &slots, i64 position, i64 tag, i64 tokens, i64 f
   i64 limit = position - slots.keep, foldable = limit - tag;
   if (tokens == 0 || foldable <= 0) return 0;
   if (flush || (tag < flush_before && flush_before <= limit)) return foldable;
-  if (slots.schedule == 1) {
+  if (slots.schedule == SCHEDULE_BY_POSITION) {
     i64 period = slots.window - slots.max_step_tokens + 1;
     i64 due = floor_div(limit, period);
     return due > floor_div(tag, period) ? due * period - tag : 0;
@@ -126,7 +129,7 @@ DEVICE i64 folds_of(const Slots &slots, i64 position, i64 tag, i64 tokens, i64 f
 
 // Where a request that starts at a position on a ring is to fold first; 0, which is nowhere, unless staggered.
 DEVICE i64 first_fold(const Slots &slots, i64 position, i64 ring) {
-  if (slots.schedule != 0) return 0;
+  if (slots.schedule != SCHEDULE_STAGGERED) return 0;
   i64 window = slots.window, step = max(window * 618 / 1000, 1ll);
   for (;; step++) {
     i64 a = step, b = window;

@@ -3,17 +3,6 @@
 #pragma once
 #include "tile.cuh"
 
-enum : i32 {
-  // Records that are in shared memory at a time.
-  CHUNK = 16,
-  // Tokens whose readouts are computed at a time.
-  TOKENS = 8,
-  // Tokens of the longest step that is not serial.
-  MAX_PARALLEL = 16,
-  // Warps of a block at most.
-  MAX_WARPS = 8,
-};
-
 // What all threads of a block know about its work. It lies in shared memory, written by thread 0 and by the first lanes of warps, and is
 // read where it is needed: registers are for the state.
 struct Work {

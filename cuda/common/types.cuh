@@ -1,5 +1,5 @@
 // What the host and the device agree on: integers, enumerations and the parameters of launches.
-// The structs mirror src/backend/cuda/params.rs; layout.inc, generated from there, checks every size and offset.
+// The structs mirror src/backend/cuda/params.rs; layout.inc, generated from there, checks every number, size and offset.
 #pragma once
 
 typedef signed char i8;
@@ -23,10 +23,41 @@ enum : i32 { FORMAT_SPLIT32 = 1, FORMAT_F32 = 2, FORMAT_BF16 = 3, FORMAT_F16 = 4
 enum : i32 { READOUT_HIGH = 1, READOUT_FULL = 2, READOUT_EXACT = 3 };
 
 // Fault bits: src/replay/launch.rs.
-enum : u32 { FAULT_ID = 1, FAULT_COUNT = 2, FAULT_LENGTH = 4, FAULT_POSITION = 8, FAULT_REWIND = 128 };
+enum : u32 {
+  FAULT_ID = 1,
+  FAULT_COUNT = 2,
+  FAULT_LENGTH = 4,
+  FAULT_POSITION = 8,
+  FAULT_DUPLICATE = 16,
+  FAULT_CANARY = 32,
+  FAULT_NOT_FINITE = 64,
+  FAULT_REWIND = 128,
+};
+
+// Of the first fault's place: there is none, somebody is writing it, it is complete. src/backend/report.rs.
+enum : u32 { PLACE_NONE = 0, PLACE_CLAIMED = 1, PLACE_WRITTEN = 2 };
+
+// When folds happen before they must: Schedule of src/replay/config.rs.
+enum : i32 { SCHEDULE_STAGGERED = 0, SCHEDULE_BY_POSITION = 1 };
+
+// Rows or columns of a state at most, and 32-column blocks of its rows. Widest convolution.
+enum : i32 { MAX_DIM = 256, MAX_BLOCKS = MAX_DIM / 32, MAX_WIDTH = 4 };
 
 // Rows of a checkpoint tile, columns of a block of state, lanes of a warp.
 enum : i32 { TILE = 16, BLOCK = 32, WARP = 32 };
+
+enum : i32 {
+  // Records that are in shared memory at a time.
+  CHUNK = 16,
+  // Tokens whose readouts are computed at a time.
+  TOKENS = 8,
+  // Tokens of the longest step that is not serial.
+  MAX_PARALLEL = 16,
+  // Warps of a block at most.
+  MAX_WARPS = 8,
+  // Bytes of a token's gates in shared memory.
+  GATES_BYTES = 16,
+};
 
 // Channels of a convolution that share a tag.
 enum : i32 { CONV_TILE = 128 };
@@ -46,7 +77,7 @@ struct Cursor {
 // Sticky faults, in host memory that the device writes.
 struct Report {
   u32 bits;
-  u32 claimed;
+  u32 place;
   u64 count;
   i64 first_slot;
   i64 first_row;
@@ -393,8 +424,8 @@ struct DeltaExportParams {
   Fold fold;
 };
 
-// The most components of a pool.
-enum : i32 { MAX_COMPONENTS = 8 };
+// The most components of a pool, and the bytes of a chunk of one that a block copies.
+enum : i32 { MAX_COMPONENTS = 8, COPY_BYTES = 16384 };
 
 // What a component is, as far as copies ask: Component of src/replay/layout.rs.
 enum : i32 { COMPONENT_CHECKPOINT = 1, COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };
@@ -447,6 +478,37 @@ struct RewindParams {
   PoolTags pools[MAX_POOLS];
   i32 n_pools;
   i32 reserved;
+};
+
+// An input that checks look at.
+struct Input {
+  Tensor tensor;
+  i64 heads;
+  i64 inner;
+  i32 per_token;
+  i32 reserved;
+};
+
+// A component of owned memory: what a stride has behind a part's bytes is its guard.
+struct Guard {
+  Component component;
+  i64 bytes;
+  i32 per_ring;
+  i32 reserved;
+};
+
+enum : i32 { MAX_INPUTS = 18, MAX_GUARDS = 12 };
+
+struct InspectParams {
+  Slots slots;
+  Batch batch;
+  Place place;
+  Input inputs[MAX_INPUTS];
+  Guard guards[MAX_GUARDS];
+  i32 n_inputs;
+  i32 n_guards;
+  i32 n_layers;
+  i32 writes_guards;
 };
 
 struct ReadParams {

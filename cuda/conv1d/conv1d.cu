@@ -6,11 +6,8 @@
 // row that share a tag, a channel per thread. x and out may be the same memory: a thread reads tokens of its channel before it writes them.
 #include "../common/dense.cuh"
 
-enum : i32 {
-  MAX_WIDTH = 4,
-  // Tokens whose inputs are loaded ahead of the first of their outputs.
-  AHEAD = 4,
-};
+// Tokens whose inputs are loaded ahead of the first of their outputs.
+enum : i32 { AHEAD = 4 };
 
 // A row's work, read by one thread: what other rows do to a slot that two of them share must not part a block's threads.
 struct Work {

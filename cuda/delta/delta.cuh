@@ -32,9 +32,6 @@ enum : i32 {
   AT_NEWER = 13,      // parallel, KDA: [1] of columns. GDN: [MAX_WARPS][TOKENS] of floats, what checkpoints decay by
 };
 
-// Blocks of the widest row.
-enum : i32 { MAX_BLOCKS = 8 };
-
 static_assert(2 * TOKENS == CHUNK, "queries and keys of a block of tokens lie where a fold has its decays");
 static_assert(MAX_WARPS <= CHUNK, "each warp finds a row among the keys");
 
@@ -44,6 +41,7 @@ struct Gates {
   float factor;  // GDN. Serial: of the decay; parallel: log decay between this record and the committed position
   u32 slow;
 };
+static_assert(sizeof(Gates) == GATES_BYTES, "gates in shared memory");
 
 DEVICE float *floats(const DeltaParams &p, i32 array) { return (float *)(shared_memory + p.shared.at[array]); }
 DEVICE float *columns(const DeltaParams &p, i32 array, i32 row) { return floats(p, array) + row * p.shared.columns; }

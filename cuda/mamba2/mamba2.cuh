@@ -29,6 +29,7 @@ struct Gates {
   float factor;  // serial: of the decay; parallel: log decay between this record and the committed position
   u32 slow;
 };
+static_assert(sizeof(Gates) == GATES_BYTES, "gates in shared memory");
 
 DEVICE float *floats(const Mamba2Params &p, i32 array) { return (float *)(shared_memory + p.shared.at[array]); }
 DEVICE float *columns(const Mamba2Params &p, i32 array, i32 row) { return floats(p, array) + row * p.shared.columns; }

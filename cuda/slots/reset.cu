@@ -4,11 +4,8 @@
 
 extern __shared__ __align__(16) char shared_memory[];
 
-enum : i32 {
-  MAX_ROWS = 256,
-  // Words that a thread moves at a time, so that their loads overlap.
-  WORDS = 4,
-};
+// Words that a thread moves at a time, so that their loads overlap.
+enum : i32 { WORDS = 4 };
 
 DEVICE void zero_bytes(char *at, i64 bytes) {
   if ((u64)at % 16 == 0 && bytes % 16 == 0) {
@@ -30,7 +27,7 @@ DEVICE i32 destination(i32 piece, i32 pieces) { return piece % 2 * (pieces / 2) 
 
 // Moves pieces of n words to their destinations in place. Every thread carries its own words around each cycle.
 DEVICE void unzip(u16 *words, i32 n, i32 pieces) {
-  static __shared__ u8 leads[2 * MAX_ROWS];
+  static __shared__ u8 leads[2 * MAX_DIM];
   // A cycle is led by its lowest piece.
   for (i32 i = threadIdx.x; i < pieces; i += blockDim.x) {
     i32 at = destination(i, pieces);

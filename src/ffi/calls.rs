@@ -15,7 +15,7 @@ use super::types::*;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
 use crate::error::{Error, Result};
-use crate::replay::config::{PoolConfig, SlotsConfig};
+use crate::replay::config::PoolConfig;
 use crate::replay::launch::{Address, Backend, Exec, Mode};
 use crate::replay::plan::supports;
 use crate::replay::slots::{Context, Layers, Slots};
@@ -260,8 +260,7 @@ pub unsafe extern "C" fn replayssm_slots_create(
         let context = pin::<Context, _>(context, "context")?;
         // SAFETY: by the caller's promise.
         let d = unsafe { descriptor(desc) }?;
-        convert::zero("slots_desc.flags", d.flags)?;
-        let config = SlotsConfig::checked(d.n_slots, d.n_rings, d.window, d.max_step_tokens, d.min_rewind, d.schedule)?;
+        let config = convert::slots(&d)?;
         out.set(insert(Slots::create(context.clone(), config)?)?);
         Ok(())
     })

@@ -4,11 +4,11 @@ use super::handles::pin;
 use super::read::{array, optional_pointer, required};
 use super::types::{
     REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_EXEC_PDL,
-    REPLAYSSM_EXEC_PDL_PREFETCH, REPLAYSSM_LOG_INFO, REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, replayssm_batch,
-    replayssm_commit_args, replayssm_context_desc, replayssm_conv1d_args, replayssm_copy_args, replayssm_delta_args,
-    replayssm_exec, replayssm_flush_args, replayssm_ids, replayssm_layers, replayssm_lent, replayssm_list,
-    replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args, replayssm_snapshot_args,
-    replayssm_state, replayssm_stats, replayssm_tensor,
+    REPLAYSSM_EXEC_PDL_PREFETCH, REPLAYSSM_LOG_INFO, REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, REPLAYSSM_SLOTS_CHECKS,
+    replayssm_batch, replayssm_commit_args, replayssm_context_desc, replayssm_conv1d_args, replayssm_copy_args,
+    replayssm_delta_args, replayssm_exec, replayssm_flush_args, replayssm_ids, replayssm_layers, replayssm_lent,
+    replayssm_list, replayssm_mamba2_args, replayssm_pool_desc, replayssm_report, replayssm_reset_args,
+    replayssm_slots_desc, replayssm_snapshot_args, replayssm_state, replayssm_stats, replayssm_tensor,
 };
 use std::borrow::Cow;
 use std::ffi::{CString, c_void};
@@ -16,7 +16,7 @@ use std::ffi::{CString, c_void};
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
 use crate::log::{Level, Log};
-use crate::replay::config::PoolFields;
+use crate::replay::config::{PoolFields, SlotsConfig};
 use crate::replay::launch::{
     Address, Batch, CommitArgs, ConvArgs, CopyArgs, CopyKind, DeltaArgs, Exec, FlushArgs, Gate, Ids, List, MAX_NAMED,
     Mamba2Args, Named, PoolLists, Report, ResetArgs, SnapshotArgs, StateTensor, Stats, Tensor, Tokens, Where, Which,
@@ -45,6 +45,12 @@ pub(super) fn switch(field: &'static str, value: i32) -> Result<bool> {
         1 => Ok(true),
         other => Err(Error::unsupported(field, other, "0 and 1")),
     }
+}
+
+pub(super) fn slots(d: &replayssm_slots_desc) -> Result<SlotsConfig> {
+    zero("slots_desc.flags", d.flags & !REPLAYSSM_SLOTS_CHECKS)?;
+    let config = SlotsConfig::checked(d.n_slots, d.n_rings, d.window, d.max_step_tokens, d.min_rewind, d.schedule)?;
+    Ok(SlotsConfig { checks: d.flags & REPLAYSSM_SLOTS_CHECKS != 0, ..config })
 }
 
 fn address(at: usize) -> Address {

@@ -129,7 +129,7 @@ fn encode<K: Kind>(generation: u64, index: usize) -> u64 {
 
 /// A new handle for an object.
 pub(super) fn insert<K: Kind, H>(this: Arc<K>) -> Result<*mut H> {
-    let full = || Error::OutOfMemory { what: "the table of handles".into(), bytes: 0 };
+    let full = || Error::OutOfMemory { what: "the table of handles".into(), bytes: None };
     let recycled = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let index = match recycled {
         Some(index) => index,

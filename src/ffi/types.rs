@@ -249,6 +249,12 @@ pub struct replayssm_context_info {
     pub name: [c_char; 64],
 }
 
+/// Flag of a slots handle: steps and extends look for misuse before they work, and report it as faults with slot and layer (see
+/// replayssm_check): DUPLICATE, CANARY, NOT_FINITE. (Ids, lengths, counts and positions are looked at without it too.) For finding
+/// defects: it costs a second launch and a second reading of all inputs, and 64 to 191 bytes behind every slot's and ring's part of
+/// owned memory. The work itself is the same, and its results too.
+pub const REPLAYSSM_SLOTS_CHECKS: u32 = 1;
+
 /// Sizes and rules of a slots handle.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -267,7 +273,7 @@ pub struct replayssm_slots_desc {
     pub min_rewind: i32,
     /// REPLAYSSM_SCHEDULE_*.
     pub schedule: replayssm_schedule,
-    /// Zero.
+    /// REPLAYSSM_SLOTS_*.
     pub flags: u32,
 }
 
@@ -410,8 +416,8 @@ pub struct replayssm_exec {
     pub struct_size: u32,
     /// REPLAYSSM_EXEC_*; 0 on the CPU backend.
     pub flags: u32,
-    /// The caller's stream, of the context's CUDA context (or of a green context on its device); NULL: its default stream, and on the CPU
-    /// backend the only one.
+    /// The caller's stream, of the context's CUDA context (or of a green context on its device, with a driver for CUDA 12.5 or later);
+    /// NULL: its default stream, and on the CPU backend the only one.
     pub stream: replayssm_stream,
     /// CPU: do share part of n_parts of the work on the calling thread. The caller runs every part, in any order, at the
     /// same time if it likes, and waits for all before the next call on the same slots. Its threads need stack as any caller's.
@@ -743,10 +749,19 @@ pub const REPLAYSSM_FAULT_LENGTH: u32 = 4;
 /// Fault bit: a checkpoint outside the window (after an uncommitted extend, or lent memory that was never reset), or a position
 /// that is not held. Nothing was written; outputs are zero.
 pub const REPLAYSSM_FAULT_POSITION: u32 = 8;
+/// Fault bit, with checks: a row's slot or ring is that of an earlier row of the batch; what the two leave behind is undefined.
+pub const REPLAYSSM_FAULT_DUPLICATE: u32 = 16;
+/// Fault bit, with checks: bytes before or behind a row's part of owned memory were overwritten, by someone else's stray write or by this
+/// library. What stands beside them cannot be trusted either. The bytes stay as they are, so later calls report them again.
+pub const REPLAYSSM_FAULT_CANARY: u32 = 32;
+/// Fault bit, with checks: an infinity or a NaN in an input of a row, or (first_slot and first_row -1) in a parameter. The row is worked
+/// on all the same.
+pub const REPLAYSSM_FAULT_NOT_FINITE: u32 = 64;
 /// Fault bit: a rewind beyond what the slot holds; it did nothing.
 pub const REPLAYSSM_FAULT_REWIND: u32 = 128;
 
-/// What went wrong on the device so far. Out.
+/// What went wrong on the device so far. Out. While the work that saw the first fault is still writing down where, and another fault is
+/// already here, all of first_* are -1: not known yet.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_report {
@@ -856,6 +871,9 @@ mod agreement {
         assert!(fault::COUNT == REPLAYSSM_FAULT_COUNT);
         assert!(fault::LENGTH == REPLAYSSM_FAULT_LENGTH);
         assert!(fault::POSITION == REPLAYSSM_FAULT_POSITION);
+        assert!(fault::DUPLICATE == REPLAYSSM_FAULT_DUPLICATE);
+        assert!(fault::CANARY == REPLAYSSM_FAULT_CANARY);
+        assert!(fault::NOT_FINITE == REPLAYSSM_FAULT_NOT_FINITE);
         assert!(fault::REWIND == REPLAYSSM_FAULT_REWIND);
         assert!(size_of::<Cursor>() == size_of::<replayssm_cursor>());
         assert!(offset_of!(Cursor, position) == offset_of!(replayssm_cursor, position));

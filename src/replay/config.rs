@@ -17,6 +17,8 @@ pub const MAX_COUNT: i32 = 1 << 20;
 pub const TILE_ROWS: usize = 16;
 /// Channels of a convolution that share a tag.
 pub const CONV_TILE: usize = 128;
+/// Longest window of a convolution, with the token itself.
+pub const MAX_WIDTH: i32 = 4;
 
 /// When checkpoints are folded before the window forces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +47,8 @@ pub struct SlotsConfig {
     pub min_rewind: i32,
     /// Fold schedule.
     pub schedule: Schedule,
+    /// Whether calls look for misuse, and memory has guards.
+    pub checks: bool,
 }
 
 fn range(field: &'static str, value: i32, low: i32, high: i32) -> Result<i32> {
@@ -99,7 +103,7 @@ impl SlotsConfig {
                 ));
             }
         };
-        Ok(SlotsConfig { n_slots, n_rings, window, max_step_tokens, min_rewind, schedule })
+        Ok(SlotsConfig { n_slots, n_rings, window, max_step_tokens, min_rewind, schedule, checks: false })
     }
 }
 
@@ -528,7 +532,7 @@ impl PoolConfig {
                     ],
                 )?;
                 let channels = range("pool_desc.channels", f.channels, 1, MAX_COUNT)? as usize;
-                let width = range("pool_desc.width", f.width, 2, 4)? as usize;
+                let width = range("pool_desc.width", f.width, 2, MAX_WIDTH)? as usize;
                 let mut section_starts = vec![0];
                 let mut end = 0usize;
                 for (i, &section) in f.sections.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! Pools, slots and steps in plain sentences: lines of the log, and the answer of `replayssm_explain`.
 
-use super::config::{DeltaKind, Family, Format, HeadMap, PoolConfig, Readout, Schedule, SlotsConfig};
+use super::config::{CONV_TILE, DeltaKind, Family, Format, HeadMap, PoolConfig, Readout, Schedule, SlotsConfig};
 use super::launch::BackendInfo;
 use super::layout::ComponentLayout;
-use super::plan::{BLOCK, MAX_PARALLEL, SHARED_BYTES, StepPlan, Traffic, warnings};
+use super::plan::{BLOCK, MAX_PARALLEL, MAX_WARPS, SHARED_BYTES, StepPlan, Traffic, warnings};
 use super::position::Rule;
 use crate::dtype::Dtype;
 
@@ -180,7 +180,7 @@ pub fn step(
     ));
     if backend.device.is_some() {
         line(on_device(config, rows));
-        return rest(text, slots, config, layouts);
+        return rest(text, slots, config, layouts, true);
     }
     let work = plan.work;
     let unit = if is_conv { "channel tiles" } else { "heads" };
@@ -196,7 +196,7 @@ pub fn step(
         work.item_bytes,
         count(work.threads, "thread", "threads"),
     ));
-    rest(text, slots, config, layouts)
+    rest(text, slots, config, layouts, false)
 }
 
 /// How a launch shares out the work of `rows` rows.
@@ -205,9 +205,9 @@ fn on_device(config: &PoolConfig, rows: i64) -> String {
         format!("Work: one launch, {} of {threads} threads: {what}.", count(rows * blocks, "block", "blocks"))
     };
     match (&config.family, config.family.state()) {
-        (Family::Conv1d(c), _) => launch(c.tiles() as i64, 128, "a block per row and 128 channels"),
+        (Family::Conv1d(c), _) => launch(c.tiles() as i64, CONV_TILE as i64, "a block per row and 128 channels"),
         (_, Some(state)) => {
-            let (tiles, warps) = (state.tiles() as i64, (state.tiles() as i64).min(8));
+            let (tiles, warps) = (state.tiles() as i64, state.tiles().min(MAX_WARPS) as i64);
             let blocks = state.heads as i64 * ((tiles + warps - 1) / warps);
             launch(blocks, 32 * warps, "a block per row and head, a warp per 16 rows of the state")
         }
@@ -216,7 +216,13 @@ fn on_device(config: &PoolConfig, rows: i64) -> String {
 }
 
 /// Memory, and what makes steps slower than they could be.
-fn rest(mut text: String, slots: &SlotsConfig, config: &PoolConfig, layouts: &[ComponentLayout]) -> String {
+fn rest(
+    mut text: String,
+    slots: &SlotsConfig,
+    config: &PoolConfig,
+    layouts: &[ComponentLayout],
+    on_device: bool,
+) -> String {
     let mut line = |sentence: String| {
         text.push_str(&sentence);
         text.push('\n');
@@ -228,7 +234,7 @@ fn rest(mut text: String, slots: &SlotsConfig, config: &PoolConfig, layouts: &[C
         ring * config.n_layers as u64,
         count(config.n_layers as i64, "layer", "layers"),
     ));
-    for warning in warnings(slots, config) {
+    for warning in warnings(slots, config, on_device) {
         line(format!("Note: {warning}"));
     }
     text

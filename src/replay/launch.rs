@@ -279,6 +279,27 @@ pub struct Mamba2Args {
 }
 
 impl Mamba2Args {
+    /// What is read.
+    pub fn inputs(&self, pool: &PoolConfig) -> impl Iterator<Item = Input> {
+        let (h, dim, g, n) = match &pool.family {
+            Family::Mamba2(d) => (d.nheads as i64, d.headdim as i64, d.ngroups as i64, d.dstate as i64),
+            _ => (0, 0, 0, 0),
+        };
+        let skip = if self.d_per_element { dim } else { 1 };
+        [
+            Some(Input::of_tokens(&self.x, h, dim)),
+            Some(Input::of_tokens(&self.b, g, n)),
+            Some(Input::of_tokens(&self.c, g, n)),
+            Some(Input::of_tokens(&self.dt, h, 1)),
+            self.z.as_ref().map(|z| Input::of_tokens(z, h, dim)),
+            Some(Input::parameter(&self.a, h, 1)),
+            self.dt_bias.as_ref().map(|bias| Input::parameter(bias, h, 1)),
+            self.d_skip.as_ref().map(|d| Input::parameter(d, h, skip)),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
     /// Checks every tensor against the pool and the batch.
     pub fn check(&self, pool: &PoolConfig, batch: &Batch) -> Result<()> {
         let Family::Mamba2(d) = &pool.family else {
@@ -346,6 +367,25 @@ pub struct DeltaArgs {
 }
 
 impl DeltaArgs {
+    /// What is read.
+    pub fn inputs(&self, pool: &PoolConfig) -> impl Iterator<Item = Input> {
+        let (h, hv, k, v, gates) = match &pool.family {
+            Family::Delta(d) => (d.qk_heads as i64, d.v_heads as i64, d.k as i64, d.v as i64, d.gates() as i64),
+            _ => (0, 0, 0, 0, 0),
+        };
+        [
+            Some(Input::of_tokens(&self.q, h, k)),
+            Some(Input::of_tokens(&self.k, h, k)),
+            Some(Input::of_tokens(&self.v, hv, v)),
+            Some(Input::of_tokens(&self.g, hv, gates)),
+            Some(Input::of_tokens(&self.beta, hv, 1)),
+            self.a_log.as_ref().map(|a| Input::parameter(a, hv, 1)),
+            self.dt_bias.as_ref().map(|bias| Input::parameter(bias, hv, gates)),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
     /// A scale of 0 is 1 / sqrt(K).
     pub fn with_default_scale(mut self, pool: &PoolConfig) -> Self {
         if let (true, Family::Delta(d)) = (self.scale == 0.0, &pool.family) {
@@ -410,6 +450,21 @@ pub struct ConvArgs {
 }
 
 impl ConvArgs {
+    /// What is read: each section by itself, since their widths differ.
+    pub fn inputs(&self, pool: &PoolConfig) -> impl Iterator<Item = Input> {
+        let (starts, channels, width) = match &pool.family {
+            Family::Conv1d(c) => (c.section_starts.as_slice(), c.channels as i64, c.width as i64),
+            _ => ([].as_slice(), 0, 0),
+        };
+        let x = self.x;
+        let sections = starts.windows(2).enumerate().map(move |(i, ends)| {
+            let data = x.at(0, 0, i as i64);
+            Input::of_tokens(&Tensor { data, ..x }, 1, (ends[1] - ends[0]) as i64)
+        });
+        let bias = self.bias.as_ref().map(|bias| Input::parameter(bias, channels, 1));
+        sections.chain([Input::parameter(&self.weight, channels, width)]).chain(bias)
+    }
+
     /// Checks every tensor against the pool and the batch.
     pub fn check(&self, pool: &PoolConfig, batch: &Batch) -> Result<()> {
         let Family::Conv1d(c) = &pool.family else {
@@ -843,10 +898,12 @@ pub struct ComponentView {
     pub layer_stride: i64,
     /// Bytes from slot to slot.
     pub stride: i64,
-    /// Bytes of one layer's part of one slot (or ring).
+    /// Bytes of one part.
     pub bytes: i64,
     /// Indexed by ring instead of slot.
     pub per_ring: bool,
+    /// Whether the rest of a stride is a guard.
+    pub guarded: bool,
 }
 
 /// A slots handle as a backend sees it.
@@ -884,6 +941,29 @@ impl PoolView {
     }
 }
 
+/// An input of a call that checks look at. With a token axis it is looked at for the tokens of live rows; without, once.
+#[derive(Debug, Clone, Copy)]
+pub struct Input {
+    /// Where it lies.
+    pub tensor: Tensor,
+    /// Heads, groups, or channels of a parameter.
+    pub heads: i64,
+    /// Length of the contiguous axis.
+    pub inner: i64,
+    /// Whether it has an element per token.
+    pub per_token: bool,
+}
+
+impl Input {
+    fn of_tokens(tensor: &Tensor, heads: i64, inner: i64) -> Self {
+        Input { tensor: *tensor, heads, inner, per_token: true }
+    }
+
+    fn parameter(tensor: &Tensor, heads: i64, inner: i64) -> Self {
+        Input { tensor: *tensor, heads, inner, per_token: false }
+    }
+}
+
 /// Fault bits.
 pub mod fault {
     /// A slot or ring id at or above its count.
@@ -894,6 +974,12 @@ pub mod fault {
     pub const LENGTH: u32 = 4;
     /// A tag outside the window, or a position that is not held.
     pub const POSITION: u32 = 8;
+    /// Two rows of a batch on one slot or ring.
+    pub const DUPLICATE: u32 = 16;
+    /// A guard of a slot's or ring's memory was overwritten.
+    pub const CANARY: u32 = 32;
+    /// An infinity or a NaN in an input.
+    pub const NOT_FINITE: u32 = 64;
     /// A rewind that went too far back.
     pub const REWIND: u32 = 128;
 }
@@ -1011,6 +1097,20 @@ pub trait Backend: Send + Sync {
         args: &ConvArgs,
         exec: &Exec,
     ) -> Result<()>;
+    /// Looks for misuse by a call that comes next: rows that share a slot or ring, inputs that are not finite, guards that were
+    /// overwritten. Only with checks on.
+    #[allow(clippy::too_many_arguments, reason = "what a launch consists of")]
+    fn inspect(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        batch: &Batch,
+        inputs: &mut dyn Iterator<Item = Input>,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Writes the guards of a pool that no work uses yet.
+    fn write_guards(&self, slots: &SlotsView, pool: &PoolView) -> Result<()>;
     /// Moves positions.
     fn commit(&self, slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) -> Result<()>;
     /// Starts requests.

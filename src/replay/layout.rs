@@ -30,6 +30,11 @@ use crate::error::{Error, Result};
 /// Alignment of each slot's part of a component, in bytes.
 pub const ALIGNMENT: u64 = 128;
 
+/// With checks on, at least so many bytes lie between neighbouring parts of owned memory, and hold [`GUARD`].
+const GUARD_BYTES: u64 = 64;
+/// What they hold.
+pub const GUARD: u8 = 0xC5;
+
 /// A component of a pool's memory. The numbers are those of the C interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -119,7 +124,9 @@ pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<Componen
     list.into_iter()
         .map(|(component, per_ring, bytes)| {
             let bytes = bytes.ok_or_else(|| too_large(component))?;
-            let stride = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(|| too_large(component))?;
+            let guard = if slots.checks { GUARD_BYTES } else { 0 };
+            let stride = bytes.checked_add(guard).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
+            let stride = stride.ok_or_else(|| too_large(component))?;
             Ok(ComponentLayout { component, per_ring, bytes, stride })
         })
         .collect()

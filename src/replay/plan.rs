@@ -20,6 +20,8 @@ pub const MAX_PARALLEL: i64 = 16;
 pub const BLOCK: usize = 8;
 /// Records that a tile takes in at once, and that heads with one B or k share.
 pub const CHUNK: usize = 16;
+/// Tiles that a block of a device works on at once at most, a warp each.
+pub const MAX_WARPS: usize = 8;
 /// Work on less state than this stays on the calling thread.
 pub const SHARED_BYTES: i64 = 128 << 10;
 /// State that a thread takes at once, at most.
@@ -452,12 +454,19 @@ impl Step<'_> {
     }
 }
 
-/// What makes steps of this pool slower than they could be, a sentence each.
-pub fn warnings(slots: &SlotsConfig, pool: &PoolConfig) -> Vec<String> {
+/// What makes steps of this pool slower than they could be on the processor or on a device, a sentence each.
+pub fn warnings(slots: &SlotsConfig, pool: &PoolConfig, on_device: bool) -> Vec<String> {
     let Some(state) = pool.family.state() else { return Vec::new() };
     let name = if matches!(pool.family, Family::Mamba2(_)) { "dstate" } else { "K" };
     let mut list = Vec::new();
-    if padded(state.columns) != state.columns {
+    if on_device {
+        if !state.columns.is_multiple_of(8) {
+            list.push(format!(
+                "{name} is {}, not a multiple of 8: rows of the checkpoint are not read 16 bytes at a time, which is slower.",
+                state.columns
+            ));
+        }
+    } else if padded(state.columns) != state.columns {
         list.push(format!(
             "{name} is {}, not a multiple of 32: the last block of each row is computed on a copy padded to 32 columns, which is slower.",
             state.columns
@@ -519,6 +528,33 @@ mod tests {
         for (tokens, threads) in [(1, 1), (16, 1024), (256, 1024)] {
             let plan = StepPlan::new(&slots, &pool, i32::MAX.into(), tokens, threads).unwrap();
             assert!(plan.cycle_traffic.total() > u64::MAX.into());
+        }
+    }
+
+    #[test]
+    fn warnings_are_true_of_the_backend() {
+        let slots = SlotsConfig::checked(1, 1, 16, 1, 0, 0).unwrap();
+        for (columns, on_cpu, on_device) in
+            [(64, "", ""), (40, "padded to 32 columns", ""), (36, "padded to 32", "16 bytes")]
+        {
+            let pool = crate::replay::config::PoolFields {
+                family: 3,
+                n_layers: 1,
+                io: 1,
+                format: 1,
+                readout: 2,
+                delta: [1, 1, columns, 64],
+                ..Default::default()
+            };
+            let pool = PoolConfig::checked(&pool).unwrap();
+            for (said, is_device) in [(on_cpu, false), (on_device, true)] {
+                let list = warnings(&slots, &pool, is_device).concat();
+                assert_eq!(
+                    (list.contains(said), list.is_empty()),
+                    (true, said.is_empty()),
+                    "{columns} columns: {list}"
+                );
+            }
         }
     }
 

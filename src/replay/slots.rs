@@ -6,7 +6,7 @@ use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
     Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, CopyArgs, Cursor, DeltaArgs, Exec, FlushArgs, Ids,
-    List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, SlotsView,
+    Input, List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, SlotsView,
     SnapshotArgs, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
@@ -107,7 +107,7 @@ impl Slots {
         let view = SlotsView { rule, cursors: cursors.address(), counters: counters.address(), config };
         let n = view.config.n_slots.min(view.config.n_rings);
         let mut free = FreeList { free: Vec::new(), generation: Vec::new(), taken: Vec::new() };
-        let oom = |_| Error::OutOfMemory { what: "the free list".into(), bytes: n as u64 * 9 };
+        let oom = |_| Error::OutOfMemory { what: "the free list".into(), bytes: Some(n as u64 * 9) };
         free.free.try_reserve_exact(n as usize).map_err(oom)?;
         free.generation.try_reserve_exact(n as usize).map_err(oom)?;
         free.taken.try_reserve_exact(n as usize).map_err(oom)?;
@@ -382,6 +382,7 @@ impl Layers {
                         stride: layout.stride as i64,
                         bytes: layout.bytes as i64,
                         per_ring: layout.per_ring,
+                        guarded: slots.view.config.checks,
                     }
                 }
             });
@@ -389,6 +390,9 @@ impl Layers {
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
         let view = Arc::new(PoolView { config, index, components: views });
+        if slots.view.config.checks {
+            slots.backend().write_guards(&slots.view, &view)?;
+        }
         pools.push(view.clone());
         drop(pools);
         let layers = Arc::new(Layers { slots, view, layouts, _memory: memory });
@@ -407,7 +411,7 @@ impl Layers {
                 explain::pool(config),
             )
         });
-        for warning in warnings(slots, config) {
+        for warning in warnings(slots, config, self.slots.backend().info().device.is_some()) {
             log.line(Level::Warning, || format!("pool {}: {warning}", self.view.index));
         }
     }
@@ -450,6 +454,15 @@ impl Layers {
         }
     }
 
+    /// With checks on, looks at what a step or extend is about to work with; says how it is to run behind that.
+    fn inspect(&self, layer: i64, batch: &Batch, inputs: &mut dyn Iterator<Item = Input>, exec: &Exec) -> Result<Exec> {
+        if !self.slots.view.config.checks {
+            return Ok(*exec);
+        }
+        self.slots.backend().inspect(&self.slots.view, &self.view, layer, batch, inputs, exec)?;
+        Ok(exec.after_own_launch())
+    }
+
     /// A Mamba-2 step or extend of one layer.
     pub fn mamba2(&self, layer: i64, mode: Mode, batch: Batch, args: &Mamba2Args, exec: &Exec) -> Result<()> {
         self.check_layer(layer)?;
@@ -460,6 +473,7 @@ impl Layers {
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.mamba2(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -474,6 +488,7 @@ impl Layers {
         let args = &args.with_default_scale(&self.view.config);
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.delta(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -487,6 +502,7 @@ impl Layers {
         args.check(&self.view.config, &batch)?;
         let backend = self.slots.backend();
         backend.check_exec(exec)?;
+        let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.conv1d(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
     }
 
@@ -552,8 +568,8 @@ fn lent_view(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: i64
             format!("an address aligned to {alignment} bytes"),
         ));
     }
-    let per_ring = layout.per_ring;
-    Ok(ComponentView { component: layout.component, base: l.base, layer_stride, stride, bytes, per_ring })
+    let (component, per_ring) = (layout.component, layout.per_ring);
+    Ok(ComponentView { component, base: l.base, layer_stride, stride, bytes, per_ring, guarded: false })
 }
 
 impl PoolView {

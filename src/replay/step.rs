@@ -583,7 +583,7 @@ impl<R: Memory, C: Change, A: Against> Task for Pass<R, C, A> {
 const _: () = assert!(TILE_ROWS.is_multiple_of(4), "rows are summed four at a time");
 
 /// Blocks of the widest row.
-const MAX_BLOCKS: usize = MAX_COLUMNS / BLOCK;
+pub const MAX_BLOCKS: usize = MAX_COLUMNS / BLOCK;
 
 #[inline(always)]
 fn pass<L: Lanes>(l: L, size: Size, rows: impl Memory, change: impl Change, against: impl Against) -> [f32; TILE_ROWS] {

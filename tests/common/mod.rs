@@ -88,6 +88,8 @@ pub struct Spec {
     pub ids: i32,
     /// Inputs and outputs without gaps, at even addresses.
     pub contiguous: bool,
+    /// Whether calls look for misuse.
+    pub checks: bool,
     pub seed: u64,
 }
 
@@ -127,6 +129,7 @@ impl Default for Spec {
             parts: 1,
             ids: REPLAYSSM_I64,
             contiguous: false,
+            checks: false,
             seed: 1,
         }
     }
@@ -348,6 +351,7 @@ impl Rig {
             max_step_tokens: spec.t_max as i32,
             min_rewind: spec.keep as i32,
             schedule: spec.schedule,
+            flags: if spec.checks { REPLAYSSM_SLOTS_CHECKS } else { 0 },
         });
         // SAFETY: the descriptor and the out-parameter are locals.
         ok(unsafe { replayssm_slots_create(context, &s, &mut slots) });

@@ -80,6 +80,11 @@ inline unsigned atomicExch(unsigned *at, unsigned value) {
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
+inline unsigned atomicCAS(unsigned *at, unsigned compare, unsigned value) {
+  unsigned old = *at;
+  if (old == compare) *at = value;
+  return old;
+}
 inline unsigned atomicOr(unsigned *at, unsigned value) {
   unsigned old = *at;
   *at = old | value;

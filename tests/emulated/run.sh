@@ -26,10 +26,8 @@ command -v make >/dev/null || skip "there is no make"
 "$cargo" run --locked --quiet --example kernel_list >"$out/kernels"
 [ -s "$out/kernels" ] || skip "the library was built without kernels, as where there is no NVRTC"
 tests/emulated/build.sh "$out/kernels" "$out"
-# cudarc may look for this name first.
-ln -sf libcuda.so.1 "$out/libcuda.so"
 
-names=${1:-across conv1d life cases delta_cases pairwise position_model}
+names=${1:-across conv1d life cases delta_cases checks pairwise position_model}
 programs=$("$cargo" test --locked --quiet --no-run --message-format=json-render-diagnostics $(printf -- '--test %s ' $names) | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):

@@ -1,20 +1,16 @@
 //! Sticky fault bits and statistics of a slots handle, added to as work runs.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::replay::launch::{Report, SlotsView, Stats};
+pub(super) use crate::backend::report::Place;
+use crate::backend::report::Report;
+use crate::replay::launch::{self, SlotsView, Stats};
 
 /// The counters in memory.
 #[repr(C)]
 pub(super) struct Counters {
-    bits: AtomicU32,
-    claimed: AtomicU32,
-    count: AtomicU64,
-    first_slot: AtomicI64,
-    first_row: AtomicI64,
-    first_pool: AtomicI32,
-    first_layer: AtomicI32,
+    report: Report,
     steps: AtomicU64,
     rows: AtomicU64,
     tokens: AtomicU64,
@@ -24,15 +20,6 @@ pub(super) struct Counters {
     checkpoint_written: AtomicU64,
     ring_read: AtomicU64,
     ring_written: AtomicU64,
-}
-
-/// Where a fault was seen.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
-    pub(super) id: i64,
-    pub(super) row: i64,
-    pub(super) pool: i32,
-    pub(super) layer: i64,
 }
 
 /// What one work item moved, added to the counters once at its end.
@@ -59,39 +46,13 @@ impl Counters {
         unsafe { &*(slots.counters.0 as *const Counters) }
     }
 
-    /// Records a fault. The place of the first one is kept.
-    #[cold]
+    /// Records a fault.
     pub(super) fn fault(&self, bit: u32, place: Place) {
-        self.count.fetch_add(1, Relaxed);
-        if self.claimed.swap(1, Relaxed) == 0 {
-            self.first_slot.store(place.id, Relaxed);
-            self.first_row.store(place.row, Relaxed);
-            self.first_pool.store(place.pool, Relaxed);
-            self.first_layer.store(place.layer as i32, Relaxed);
-        }
-        // After its place, so that a reader of the bits sees that too.
-        self.bits.fetch_or(bit, Release);
+        self.report.fault(bit, place);
     }
 
-    pub(super) fn report(&self, clear: bool) -> Report {
-        let report = Report {
-            bits: self.bits.load(Acquire),
-            count: self.count.load(Relaxed),
-            first_slot: self.first_slot.load(Relaxed),
-            first_row: self.first_row.load(Relaxed),
-            first_pool: self.first_pool.load(Relaxed),
-            first_layer: self.first_layer.load(Relaxed),
-        };
-        if clear {
-            self.bits.store(0, Relaxed);
-            self.count.store(0, Relaxed);
-            self.first_slot.store(0, Relaxed);
-            self.first_row.store(0, Relaxed);
-            self.first_pool.store(0, Relaxed);
-            self.first_layer.store(0, Relaxed);
-            self.claimed.store(0, Relaxed);
-        }
-        report
+    pub(super) fn report(&self, clear: bool) -> launch::Report {
+        self.report.read(clear)
     }
 
     pub(super) fn stats(&self) -> Stats {

@@ -5,6 +5,7 @@ mod copy;
 mod counters;
 mod delta;
 mod fold;
+mod inspect;
 pub mod isa;
 mod lanes;
 pub(super) mod life;
@@ -25,8 +26,8 @@ use self::isa::{FloatControl, Isa};
 use self::threads::Threads;
 use crate::error::{Error, Result};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, List, Mamba2Args,
-    Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, Input, List,
+    Mamba2Args, Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
 };
 use crate::replay::layout::ALIGNMENT;
 use crate::replay::plan::{SHARED_BYTES, range_length};
@@ -151,7 +152,7 @@ impl Backend for Cpu {
     }
 
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {
-        let oom = || Error::OutOfMemory { what: what.into(), bytes };
+        let oom = || Error::OutOfMemory { what: what.into(), bytes: Some(bytes) };
         let size = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_add(ALIGNMENT as usize));
         // The allocator zeroes pages when they are first touched only if it need not align them itself.
         let layout = Layout::from_size_align(size.ok_or_else(oom)?, 8).map_err(|_| oom())?;
@@ -226,6 +227,24 @@ impl Backend for Cpu {
         exec: &Exec,
     ) -> Result<()> {
         conv1d::run(self, slots, pool, layer, mode, batch, args, exec);
+        Ok(())
+    }
+
+    fn inspect(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        batch: &Batch,
+        inputs: &mut dyn Iterator<Item = Input>,
+        exec: &Exec,
+    ) -> Result<()> {
+        inspect::inspect(self, slots, pool, layer, batch, inputs, exec);
+        Ok(())
+    }
+
+    fn write_guards(&self, slots: &SlotsView, pool: &PoolView) -> Result<()> {
+        inspect::write_guards(slots, pool);
         Ok(())
     }
 

@@ -161,7 +161,7 @@ impl Threads {
             let builder = Builder::new().name(format!("replayssm-{index}")).stack_size(STACK_BYTES);
             let handle = builder.spawn(move || shared.serve(index)).map_err(|e| Error::OutOfMemory {
                 what: format!("the threads of a context ({e})").into(),
-                bytes: (n as u64 - 1) * STACK_BYTES as u64,
+                bytes: Some((n as u64 - 1) * STACK_BYTES as u64),
             })?;
             threads.handles.push(handle);
         }

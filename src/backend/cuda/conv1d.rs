@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::instances::{Key, Work};
-use super::params::{Batch, ConvParams, MAX_SECTIONS, Place, Slots, Tensor, Windows};
+use super::params::{Batch, ConvParams, MAX_SECTIONS, Place, Slots, Tensor, Windows, mode as number};
 use crate::error::{Error, Result};
 use crate::replay::config::{CONV_TILE, Family, PoolConfig};
 use crate::replay::launch::{self, ConvArgs, Exec, Mode, PoolView, SlotsView};
@@ -53,7 +53,7 @@ pub(super) fn run(
         bias: Tensor::from(&args.bias),
         n_sections: dims.section_starts.len() as i32 - 1,
         silu: args.silu.into(),
-        mode: if mode == Mode::Extend { 1 } else { 0 },
+        mode: number(mode),
         ..ConvParams::default()
     };
     for (to, &from) in params.section_starts.iter_mut().zip(&dims.section_starts) {

@@ -2,16 +2,18 @@
 
 use super::Cuda;
 use super::instances::{Key, Work};
-use super::mamba2::{CHUNK, TOKENS, columns_of};
+use super::mamba2::columns_of;
 use super::params::{
-    Batch, Carve, Component, DeltaExportParams, DeltaParams, Fold, List, Place, Slots, State, StateTensor, Tensor,
+    Batch, CHUNK, Carve, Component, DeltaExportParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
+    StateTensor, TOKENS, Tensor, gate as numbers, mode as number,
 };
 use crate::error::{Error, Result};
 use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout};
-use crate::replay::launch::{self, DeltaArgs, Exec, Gate, Mode, PoolView, SlotsView};
+use crate::replay::launch::{self, DeltaArgs, Exec, Mode, PoolView, SlotsView};
 use crate::replay::layout;
-use crate::replay::plan::MAX_PARALLEL;
+use crate::replay::plan::{MAX_PARALLEL, MAX_WARPS};
 use crate::replay::position::Rule;
+use crate::replay::step::MAX_BLOCKS;
 
 /// Of the serial form, of the parallel one, of tails and of exports.
 fn keys(pool: &PoolConfig, dims: &DeltaDims) -> [Key; 4] {
@@ -28,7 +30,7 @@ fn carve(state: &State, kda: bool, parallel_tokens: usize) -> Carve {
     let is_parallel = parallel_tokens > 0;
     carve.columns(CHUNK); // keys
     carve.channels(CHUNK); // v
-    carve.array(CHUNK * 16); // gates
+    carve.array(CHUNK * GATES_BYTES); // gates
     carve.columns(if is_parallel && !kda { TOKENS } else { CHUNK }); // queries
     carve.channels(if is_parallel { TOKENS } else { CHUNK }); // o
     match (kda, is_parallel) {
@@ -36,15 +38,15 @@ fn carve(state: &State, kda: bool, parallel_tokens: usize) -> Carve {
         (true, true) => carve.same_as(3),
         (false, _) => carve.array(0),
     }
-    carve.array(if kda { CHUNK * 8 * 4 } else { 0 }); // which are slow
+    carve.array(if kda { CHUNK * MAX_BLOCKS * 4 } else { 0 }); // which are slow
     if is_parallel {
         carve.columns(parallel_tokens); // own keys
         carve.columns(if kda { parallel_tokens } else { 0 }); // own log decays
         carve.channels(parallel_tokens); // own u
-        carve.array(parallel_tokens * 16); // own gates
+        carve.array(parallel_tokens * GATES_BYTES); // own gates
         carve.channels(TOKENS); // predictions
         carve.array((CHUNK + parallel_tokens) * TOKENS * 8); // weights
-        if kda { carve.columns(1) } else { carve.array(8 * TOKENS * 4) } // what lies between
+        if kda { carve.columns(1) } else { carve.array(MAX_WARPS * TOKENS * 4) } // what lies between
     }
     carve
 }
@@ -108,11 +110,7 @@ pub(super) fn run(
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let own = if is_serial { 0 } else { batch.max_tokens as usize };
     let carve = carve(&state, dims.kind == DeltaKind::Kda, own);
-    let (gate, lower_bound) = match args.gate {
-        Gate::Softplus => (0, 0.0),
-        Gate::LowerBound(bound) => (1, bound),
-        Gate::LogDecay => (2, 0.0),
-    };
+    let (gate, lower_bound) = numbers(args.gate);
     let params = DeltaParams {
         batch: Batch::of(batch, exec),
         q: Tensor::from(&args.q),
@@ -127,7 +125,7 @@ pub(super) fn run(
         gate,
         has_norm: args.l2norm.is_some().into(),
         beta_sigmoid: args.beta_sigmoid.into(),
-        mode: if mode == Mode::Extend { 1 } else { 0 },
+        mode: number(mode),
         scale: args.scale,
         eps: args.l2norm.unwrap_or(0.0),
         lower_bound,

@@ -1,17 +1,19 @@
 //! The CUDA driver: the only file that names cudarc.
 //!
-//! cudarc loads libcuda when the first function is called and panics where it, or a function, is missing; so [`probe`] looks for both
-//! before anything else here can run. Every call runs in the context it belongs to, which is taken off again: a caller's current context
-//! stays as it was.
+//! Functions are looked up by name in the libcuda.so.1 that is loaded once, and called through a table of ours; cudarc says what they take.
+//! Its own wrappers might load another library, panic where it lacks a function, and return an enumeration, where a driver may
+//! return a status that is newer than the bindings. Every call runs in the context it belongs to, which is taken off again: a caller's
+//! current context stays as it was.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUfunction, CUfunction_attribute, CUkernel, CUlaunchAttribute,
-    CUlaunchAttributeID, CUlaunchConfig, CUlibrary, CUresult, CUstream, CUstreamCaptureMode,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUgreenCtx,
+    CUjit_option, CUkernel, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUlibrary, CUlibraryOption,
+    CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use super::params::Params;
@@ -20,42 +22,105 @@ use crate::error::{Error, Result};
 /// The oldest driver that loads these kernels.
 const OLDEST_DRIVER: i32 = 12_000;
 
-/// Functions that are called.
-const FUNCTIONS: [&CStr; 33] = [
-    c"cuInit",
-    c"cuDriverGetVersion",
-    c"cuGetErrorName",
-    c"cuGetErrorString",
-    c"cuDeviceGet",
-    c"cuDeviceGetCount",
-    c"cuDeviceGetName",
-    c"cuDeviceGetAttribute",
-    c"cuDevicePrimaryCtxRetain",
-    c"cuDevicePrimaryCtxRelease_v2",
-    c"cuCtxGetCurrent",
-    c"cuCtxGetDevice",
-    c"cuCtxPushCurrent_v2",
-    c"cuCtxPopCurrent_v2",
-    c"cuMemAlloc_v2",
-    c"cuMemFree_v2",
-    c"cuMemHostAlloc",
-    c"cuMemFreeHost",
-    c"cuMemsetD8Async",
-    c"cuMemcpyDtoHAsync_v2",
-    c"cuMemcpyHtoDAsync_v2",
-    c"cuStreamCreate",
-    c"cuStreamDestroy_v2",
-    c"cuStreamGetCtx",
-    c"cuStreamSynchronize",
-    c"cuThreadExchangeStreamCaptureMode",
-    c"cuLibraryLoadData",
-    c"cuLibraryUnload",
-    c"cuLibraryGetKernel",
-    c"cuKernelGetFunction",
-    c"cuKernelGetAttribute",
-    c"cuKernelSetAttribute",
-    c"cuLaunchKernelEx",
-];
+/// What functions return: a `CUresult`, or a number that only a newer driver knows.
+type Status = u32;
+
+const SUCCESS: Status = CUresult::CUDA_SUCCESS as Status;
+const OUT_OF_MEMORY: Status = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
+
+macro_rules! functions {
+    (
+        as_bound: { $($name:ident($($ty:ty),*);)* }
+        with_numbers: { $($other:ident($($other_ty:ty),*);)* }
+        not_in_every_driver: { $($maybe:ident($($maybe_ty:ty),*);)* }
+    ) => {
+        /// The driver's functions, by the names of their symbols.
+        #[allow(non_snake_case, reason = "the driver's own names")]
+        #[derive(Debug)]
+        struct Driver {
+            $($name: unsafe extern "C" fn($($ty),*) -> Status,)*
+            $($other: unsafe extern "C" fn($($other_ty),*) -> Status,)*
+            $($maybe: Option<unsafe extern "C" fn($($maybe_ty),*) -> Status>,)*
+        }
+
+        // Arguments are those of the bindings.
+        const _: () = {
+            $(let _: unsafe fn($($ty),*) -> CUresult = sys::$name;)*
+            $(let _: unsafe fn($($maybe_ty),*) -> CUresult = sys::$maybe;)*
+        };
+
+        #[cfg(unix)]
+        impl Driver {
+            /// Looks the functions up in an open library; the name of one that it lacks.
+            fn find(library: Library) -> std::result::Result<Self, &'static str> {
+                Ok(Driver {
+                    $($name: {
+                        let at = library.symbol(concat!(stringify!($name), "\0")).ok_or(stringify!($name))?;
+                        // SAFETY: the driver's function of this name takes this, and returns an int.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Status>(at) }
+                    },)*
+                    $($other: {
+                        let at = library.symbol(concat!(stringify!($other), "\0")).ok_or(stringify!($other))?;
+                        // SAFETY: as above.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($other_ty),*) -> Status>(at) }
+                    },)*
+                    $($maybe: library.symbol(concat!(stringify!($maybe), "\0")).map(|at| {
+                        // SAFETY: as above.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($maybe_ty),*) -> Status>(at) }
+                    }),)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    as_bound: {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease_v2(CUdevice);
+        cuCtxGetCurrent(*mut CUcontext);
+        cuCtxGetDevice(*mut CUdevice);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
+        cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamGetCtx(CUstream, *mut CUcontext);
+        cuStreamSynchronize(CUstream);
+        cuLibraryLoadData(
+            *mut CUlibrary, *const c_void, *mut CUjit_option, *mut *mut c_void, c_uint, *mut CUlibraryOption,
+            *mut *mut c_void, c_uint
+        );
+        cuLibraryUnload(CUlibrary);
+        cuLibraryGetKernel(*mut CUkernel, CUlibrary, *const c_char);
+        cuKernelGetFunction(*mut CUfunction, CUkernel);
+        cuKernelGetAttribute(*mut c_int, CUfunction_attribute, CUkernel, CUdevice);
+        cuKernelSetAttribute(CUfunction_attribute, c_int, CUkernel, CUdevice);
+        cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
+    }
+    // Where the bindings have an enumeration for a number that comes from the driver.
+    with_numbers: {
+        cuGetErrorName(Status, *mut *const c_char);
+        cuGetErrorString(Status, *mut *const c_char);
+        cuThreadExchangeStreamCaptureMode(*mut c_uint);
+    }
+    not_in_every_driver: {
+        // Since CUDA 12.5.
+        cuStreamGetCtx_v2(CUstream, *mut CUcontext, *mut CUgreenCtx);
+    }
+}
 
 /// Allocations so far, of all contexts: for tests.
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -65,79 +130,124 @@ pub fn allocations() -> u64 {
     ALLOCATIONS.load(Relaxed)
 }
 
-/// Whether a driver can be used: libcuda, its functions, its version.
+/// NVIDIA's library, open.
+#[cfg(unix)]
+#[derive(Clone, Copy)]
+struct Library(*mut c_void);
+
+#[cfg(unix)]
+impl Library {
+    /// Opens it; with `RTLD_NOLOAD` only if the process has it. It is never closed: the driver does not bear that.
+    fn open(flags: c_int) -> Option<Self> {
+        // SAFETY: NVIDIA's library initialises itself; the name ends with a zero.
+        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | flags) };
+        (!library.is_null()).then_some(Library(library))
+    }
+
+    /// The address of a function whose name ends with a zero.
+    fn symbol(self, name: &'static str) -> Option<*mut c_void> {
+        // SAFETY: the library is open, the name ends with a zero.
+        let at = unsafe { libc::dlsym(self.0, name.as_ptr().cast()) };
+        (!at.is_null()).then_some(at)
+    }
+}
+
+/// The driver, looked for once: libcuda, its functions, its version.
+fn driver() -> Result<&'static Driver> {
+    static DRIVER: OnceLock<std::result::Result<Driver, String>> = OnceLock::new();
+    DRIVER.get_or_init(start).as_ref().map_err(|why| Error::NoCuda(why.clone()))
+}
+
+/// Whether a driver can be used.
 pub fn probe() -> Result<()> {
-    static RESULT: OnceLock<std::result::Result<(), String>> = OnceLock::new();
-    RESULT.get_or_init(try_probe).clone().map_err(Error::NoCuda)
+    driver().map(drop)
 }
 
 #[cfg(unix)]
-fn try_probe() -> std::result::Result<(), String> {
-    // SAFETY: NVIDIA's library initialises itself. It is never closed: the driver does not bear that.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if library.is_null() {
-        return Err("no NVIDIA driver: libcuda.so.1 cannot be loaded".into());
-    }
-    for name in FUNCTIONS {
-        // SAFETY: the library is open, the name ends with a zero.
-        if unsafe { libc::dlsym(library, name.as_ptr()) }.is_null() {
-            return Err(format!("the NVIDIA driver is too old: it has no {}", name.to_string_lossy()));
-        }
-    }
-    // SAFETY: the function exists.
-    let status = unsafe { sys::cuInit(0) };
-    if status != CUresult::CUDA_SUCCESS {
-        return Err(format!("the NVIDIA driver does not start: {}", name_of(status)));
+fn start() -> std::result::Result<Driver, String> {
+    let library = Library::open(0).ok_or("no NVIDIA driver: libcuda.so.1 cannot be loaded")?;
+    let driver = Driver::find(library).map_err(|name| format!("the NVIDIA driver is too old: it has no {name}"))?;
+    // SAFETY: takes no pointer.
+    let status = unsafe { (driver.cuInit)(0) };
+    if status != SUCCESS {
+        return Err(format!("the NVIDIA driver does not start: {}", driver.name_of(status)));
     }
     let mut version = 0;
     // SAFETY: the version is a local.
-    unsafe { sys::cuDriverGetVersion(&mut version) };
+    unsafe { (driver.cuDriverGetVersion)(&mut version) };
     if version < OLDEST_DRIVER {
         let (major, minor) = (version / 1000, version % 1000 / 10);
         return Err(format!("the NVIDIA driver serves CUDA {major}.{minor}; expected 12.0 or later"));
     }
-    Ok(())
+    Ok(driver)
 }
 
 #[cfg(not(unix))]
-fn try_probe() -> std::result::Result<(), String> {
+fn start() -> std::result::Result<Driver, String> {
     Err("the CUDA backend is for Linux".into())
-}
-
-/// The driver's name and sentence for a status.
-fn name_of(status: CUresult) -> String {
-    let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
-        let mut at = std::ptr::null();
-        // SAFETY: the driver's texts are static.
-        unsafe { get(status, &mut at) };
-        // SAFETY: a static text, or null for a status that the driver does not know.
-        (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
-    };
-    match (text(sys::cuGetErrorName), text(sys::cuGetErrorString)) {
-        (Some(name), Some(sentence)) => format!("{name} ({sentence})"),
-        _ => format!("status {}", status as u32),
-    }
-}
-
-fn check(status: CUresult, call: &'static str) -> Result<()> {
-    if status == CUresult::CUDA_SUCCESS {
-        return Ok(());
-    }
-    if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-        return Err(Error::OutOfMemory { what: format!("what {call} needs").into(), bytes: 0 });
-    }
-    Err(Error::Cuda { call: call.into(), code: status as i32, text: name_of(status) })
 }
 
 #[cfg(unix)]
 fn is_loaded() -> bool {
-    // SAFETY: loads nothing; the name ends with a zero. The handle keeps what is loaded anyway.
-    !unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }.is_null()
+    Library::open(libc::RTLD_NOLOAD).is_some()
 }
 
 #[cfg(not(unix))]
 fn is_loaded() -> bool {
     false
+}
+
+impl Driver {
+    /// The driver's name and sentence for a status.
+    fn name_of(&self, status: Status) -> String {
+        let text = |get: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+            let mut at = std::ptr::null();
+            // SAFETY: the driver's texts are static.
+            unsafe { get(status, &mut at) };
+            // SAFETY: a static text, or null for a status that the driver does not know.
+            (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
+        };
+        match (text(self.cuGetErrorName), text(self.cuGetErrorString)) {
+            (Some(name), Some(sentence)) => format!("{name} ({sentence})"),
+            _ => format!("status {status}"),
+        }
+    }
+
+    fn check(&self, status: Status, call: &'static str) -> Result<()> {
+        match status {
+            SUCCESS => Ok(()),
+            OUT_OF_MEMORY => Err(Error::OutOfMemory { what: format!("what {call} needs").into(), bytes: None }),
+            _ => Err(Error::Cuda { call: call.into(), code: status as i32, text: self.name_of(status) }),
+        }
+    }
+
+    fn attribute_of(&self, device: CUdevice, attribute: CUdevice_attribute) -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the out-parameter is a local.
+        let status = unsafe { (self.cuDeviceGetAttribute)(&mut value, attribute, device) };
+        self.check(status, "cuDeviceGetAttribute")?;
+        Ok(value as u32)
+    }
+
+    /// Compute capability times ten.
+    fn arch_of(&self, device: CUdevice) -> Result<u32> {
+        use CUdevice_attribute as A;
+        let major = self.attribute_of(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        Ok(major * 10 + self.attribute_of(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+    }
+
+    /// The context whose memory and code a stream has. Of a green context's stream it is the primary one, which the first version of
+    /// the driver's function does not say.
+    fn context_of(&self, stream: CUstream) -> (Status, CUcontext) {
+        let (mut context, mut green) = (null_mut(), null_mut());
+        let status = match self.cuStreamGetCtx_v2 {
+            // SAFETY: by the caller's promise, a stream; the driver refuses what it does not know. Out-parameters are locals.
+            Some(get) => unsafe { get(stream, &mut context, &mut green) },
+            // SAFETY: as above.
+            None => unsafe { (self.cuStreamGetCtx)(stream, &mut context) },
+        };
+        (status, context)
+    }
 }
 
 /// Compute capability times ten of the device of the calling thread's current context.
@@ -146,32 +256,22 @@ pub fn current_arch() -> Option<u32> {
     if !is_loaded() {
         return None;
     }
-    probe().ok()?;
+    let driver = driver().ok()?;
     let (mut context, mut device) = (null_mut(), 0);
     // SAFETY: the out-parameter is a local, here and below.
-    check(unsafe { sys::cuCtxGetCurrent(&mut context) }, "cuCtxGetCurrent").ok()?;
+    driver.check(unsafe { (driver.cuCtxGetCurrent)(&mut context) }, "cuCtxGetCurrent").ok()?;
     if context.is_null() {
         return None;
     }
     // SAFETY: as above.
-    check(unsafe { sys::cuCtxGetDevice(&mut device) }, "cuCtxGetDevice").ok()?;
-    use CUdevice_attribute as A;
-    let [major, minor] =
-        [A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR]
-            .map(|attribute| attribute_of(device, attribute));
-    Some(major.ok()? * 10 + minor.ok()?)
-}
-
-fn attribute_of(device: CUdevice, attribute: CUdevice_attribute) -> Result<u32> {
-    let mut value = 0;
-    // SAFETY: the out-parameter is a local.
-    check(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }, "cuDeviceGetAttribute")?;
-    Ok(value as u32)
+    driver.check(unsafe { (driver.cuCtxGetDevice)(&mut device) }, "cuCtxGetDevice").ok()?;
+    driver.arch_of(device).ok()
 }
 
 /// A device and the context that everything here runs in.
 #[derive(Debug)]
 pub struct Device {
+    driver: &'static Driver,
     context: CUcontext,
     /// Set if the device's primary context was retained.
     primary: Option<CUdevice>,
@@ -198,17 +298,19 @@ unsafe impl Sync for Device {}
 
 /// While it lives, calls of this thread run in a context, and (relaxed) do not end another thread's capture.
 struct Inside {
-    capture: CUstreamCaptureMode,
+    driver: &'static Driver,
+    capture: c_uint,
 }
 
 impl Inside {
-    fn enter(context: CUcontext) -> Result<Self> {
+    fn enter(device: &Device) -> Result<Self> {
+        let driver = device.driver;
         // SAFETY: a live context.
-        check(unsafe { sys::cuCtxPushCurrent_v2(context) }, "cuCtxPushCurrent")?;
-        let mut capture = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        driver.check(unsafe { (driver.cuCtxPushCurrent_v2)(device.context) }, "cuCtxPushCurrent")?;
+        let mut capture = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         // SAFETY: exchanges a local with the thread's mode.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut capture) };
-        Ok(Inside { capture })
+        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut capture) };
+        Ok(Inside { driver, capture })
     }
 }
 
@@ -216,20 +318,20 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let mut popped = null_mut();
         // SAFETY: gives the thread back its mode.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.capture) };
+        unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut self.capture) };
         // SAFETY: takes off what `enter` pushed.
-        unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        unsafe { (self.driver.cuCtxPopCurrent_v2)(&mut popped) };
     }
 }
 
 impl Device {
     /// The primary context of a device; ordinal -1: the calling thread's current context.
     pub fn open(ordinal: i32) -> Result<Arc<Self>> {
-        probe()?;
+        let driver = driver()?;
         let (context, primary, device) = if ordinal == -1 {
             let mut context = null_mut();
             // SAFETY: the out-parameter is a local, here and below.
-            check(unsafe { sys::cuCtxGetCurrent(&mut context) }, "cuCtxGetCurrent")?;
+            driver.check(unsafe { (driver.cuCtxGetCurrent)(&mut context) }, "cuCtxGetCurrent")?;
             if context.is_null() {
                 return Err(Error::invalid(
                     "context_desc.device",
@@ -239,12 +341,12 @@ impl Device {
             }
             let mut device = 0;
             // SAFETY: as above.
-            check(unsafe { sys::cuCtxGetDevice(&mut device) }, "cuCtxGetDevice")?;
+            driver.check(unsafe { (driver.cuCtxGetDevice)(&mut device) }, "cuCtxGetDevice")?;
             (context, None, device)
         } else {
             let (mut count, mut device, mut context) = (0, 0, null_mut());
             // SAFETY: as above.
-            check(unsafe { sys::cuDeviceGetCount(&mut count) }, "cuDeviceGetCount")?;
+            driver.check(unsafe { (driver.cuDeviceGetCount)(&mut count) }, "cuDeviceGetCount")?;
             if count == 0 {
                 return Err(Error::NoCuda("the NVIDIA driver has no device".into()));
             }
@@ -252,12 +354,14 @@ impl Device {
                 return Err(Error::invalid("context_desc.device", ordinal, format!("-1 to {}", count - 1)));
             }
             // SAFETY: as above.
-            check(unsafe { sys::cuDeviceGet(&mut device, ordinal) }, "cuDeviceGet")?;
+            driver.check(unsafe { (driver.cuDeviceGet)(&mut device, ordinal) }, "cuDeviceGet")?;
             // SAFETY: as above.
-            check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }, "cuDevicePrimaryCtxRetain")?;
+            let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, device) };
+            driver.check(status, "cuDevicePrimaryCtxRetain")?;
             (context, Some(device), device)
         };
         let mut this = Device {
+            driver,
             context,
             primary,
             side: null_mut(),
@@ -273,56 +377,57 @@ impl Device {
     }
 
     fn look(&mut self, device: CUdevice) -> Result<()> {
-        let _inside = Inside::enter(self.context)?;
-        let attribute = |attribute| attribute_of(device, attribute);
+        let _inside = Inside::enter(self)?;
+        let attribute = |attribute| self.driver.attribute_of(device, attribute);
         use CUdevice_attribute as A;
-        self.arch = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
-            + attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        self.arch = self.driver.arch_of(device)?;
         self.multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         self.shared_bytes = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let mut name = [0; 256];
         // SAFETY: the array has as many bytes as it says.
-        check(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 255, device) }, "cuDeviceGetName")?;
+        let status = unsafe { (self.driver.cuDeviceGetName)(name.as_mut_ptr(), 255, device) };
+        self.driver.check(status, "cuDeviceGetName")?;
         // SAFETY: the driver ends the name with a zero, and there is one behind it.
         self.name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the out-parameter is a field of ours.
-        check(unsafe { sys::cuStreamCreate(&mut self.side, flags) }, "cuStreamCreate")?;
-        let (status, base) = context_of(self.side);
+        self.driver.check(unsafe { (self.driver.cuStreamCreate)(&mut self.side, flags) }, "cuStreamCreate")?;
+        let (status, base) = self.driver.context_of(self.side);
         self.base = base;
-        check(status, "cuStreamGetCtx")
+        self.driver.check(status, "cuStreamGetCtx")
     }
 
     /// Zeroed device memory.
     pub fn allocate(self: &Arc<Self>, what: &'static str, bytes: u64) -> Result<DeviceMemory> {
-        let _inside = Inside::enter(self.context)?;
+        let _inside = Inside::enter(self)?;
         let mut at = 0;
         // SAFETY: the out-parameter is a local.
-        let status = unsafe { sys::cuMemAlloc_v2(&mut at, bytes.max(1) as usize) };
-        if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(Error::OutOfMemory { what: what.into(), bytes });
+        let status = unsafe { (self.driver.cuMemAlloc_v2)(&mut at, bytes.max(1) as usize) };
+        if status == OUT_OF_MEMORY {
+            return Err(Error::OutOfMemory { what: what.into(), bytes: Some(bytes) });
         }
-        check(status, "cuMemAlloc")?;
+        self.driver.check(status, "cuMemAlloc")?;
         ALLOCATIONS.fetch_add(1, Relaxed);
         let memory = DeviceMemory { device: self.clone(), at };
         // SAFETY: the whole of the block, which nobody uses yet.
-        check(unsafe { sys::cuMemsetD8Async(at, 0, bytes as usize, self.side) }, "cuMemsetD8Async")?;
+        let status = unsafe { (self.driver.cuMemsetD8Async)(at, 0, bytes as usize, self.side) };
+        self.driver.check(status, "cuMemsetD8Async")?;
         // SAFETY: a stream of ours.
-        check(unsafe { sys::cuStreamSynchronize(self.side) }, "cuStreamSynchronize")?;
+        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")?;
         Ok(memory)
     }
 
     /// Zeroed host memory at an address that is the device's too.
     pub fn allocate_host(self: &Arc<Self>, what: &'static str, bytes: u64) -> Result<HostMemory> {
-        let _inside = Inside::enter(self.context)?;
+        let _inside = Inside::enter(self)?;
         let mut at = null_mut();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the out-parameter is a local.
-        let status = unsafe { sys::cuMemHostAlloc(&mut at, bytes as usize, flags) };
-        if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(Error::OutOfMemory { what: what.into(), bytes });
+        let status = unsafe { (self.driver.cuMemHostAlloc)(&mut at, bytes as usize, flags) };
+        if status == OUT_OF_MEMORY {
+            return Err(Error::OutOfMemory { what: what.into(), bytes: Some(bytes) });
         }
-        check(status, "cuMemHostAlloc")?;
+        self.driver.check(status, "cuMemHostAlloc")?;
         ALLOCATIONS.fetch_add(1, Relaxed);
         // SAFETY: as many bytes as were asked for.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, bytes as usize) };
@@ -331,24 +436,37 @@ impl Device {
 
     /// Reads device memory, beside whatever streams do.
     pub fn read<T: Params + Default>(&self, at: u64) -> Result<T> {
-        let _inside = Inside::enter(self.context)?;
+        let _inside = Inside::enter(self)?;
         let mut value = T::default();
         // SAFETY: a value of plain fields, overwritten whole.
-        let status = unsafe { sys::cuMemcpyDtoHAsync_v2((&raw mut value).cast(), at, size_of::<T>(), self.side) };
-        check(status, "cuMemcpyDtoHAsync")?;
+        let status =
+            unsafe { (self.driver.cuMemcpyDtoHAsync_v2)((&raw mut value).cast(), at, size_of::<T>(), self.side) };
+        self.driver.check(status, "cuMemcpyDtoHAsync")?;
         // SAFETY: a stream of ours.
-        check(unsafe { sys::cuStreamSynchronize(self.side) }, "cuStreamSynchronize")?;
+        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")?;
         Ok(value)
     }
 
     /// Writes device memory that no work uses yet.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        let _inside = Inside::enter(self.context)?;
+        let _inside = Inside::enter(self)?;
         // SAFETY: a part of a block of this device, as long as the bytes.
-        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(at, bytes.as_ptr().cast(), bytes.len(), self.side) };
-        check(status, "cuMemcpyHtoDAsync")?;
+        let status = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(at, bytes.as_ptr().cast(), bytes.len(), self.side) };
+        self.driver.check(status, "cuMemcpyHtoDAsync")?;
         // SAFETY: a stream of ours.
-        check(unsafe { sys::cuStreamSynchronize(self.side) }, "cuStreamSynchronize")
+        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
+    }
+
+    /// The stream of our own, for launches that nobody else's work is to wait for.
+    pub fn side(&self) -> usize {
+        self.side as usize
+    }
+
+    /// Waits for the stream of our own.
+    pub fn wait_for_side(&self) -> Result<()> {
+        let _inside = Inside::enter(self)?;
+        // SAFETY: a stream of ours.
+        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
     }
 
     /// Refuses a stream of another context.
@@ -357,22 +475,22 @@ impl Device {
         if stream <= 2 {
             return Ok(());
         }
-        let _inside = Inside::enter(self.context)?;
-        let (status, context) = context_of(stream as CUstream);
-        if status == CUresult::CUDA_SUCCESS && context == self.base {
+        let _inside = Inside::enter(self)?;
+        let (status, context) = self.driver.context_of(stream as CUstream);
+        if status == SUCCESS && context == self.base {
             return Ok(());
         }
         // What is wrong may be another thing than the stream: a capture that was broken, work that has failed.
         use CUresult as R;
-        if !matches!(
-            status,
-            R::CUDA_SUCCESS
-                | R::CUDA_ERROR_INVALID_VALUE
-                | R::CUDA_ERROR_INVALID_HANDLE
-                | R::CUDA_ERROR_INVALID_CONTEXT
-                | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
-        ) {
-            return check(status, "cuStreamGetCtx");
+        let of_the_stream = [
+            R::CUDA_SUCCESS,
+            R::CUDA_ERROR_INVALID_VALUE,
+            R::CUDA_ERROR_INVALID_HANDLE,
+            R::CUDA_ERROR_INVALID_CONTEXT,
+            R::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        ];
+        if !of_the_stream.map(|known| known as Status).contains(&status) {
+            return self.driver.check(status, "cuStreamGetCtx");
         }
         Err(Error::WrongStream {
             value: format!("{stream:#x}"),
@@ -385,7 +503,7 @@ impl Device {
         if shape.blocks == 0 {
             return Ok(());
         }
-        let _inside = Inside::enter(self.context)?;
+        let _inside = Inside::enter(self)?;
         // SAFETY: all zero is an attribute; its kind is set below.
         let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
         attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -405,59 +523,22 @@ impl Device {
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel takes one struct of this type by value (the layout is checked when it is compiled), which the driver
         // copies before it returns. A kernel handle may stand for a function in any context of its device.
-        let status =
-            unsafe { sys::cuLaunchKernelEx(&config, kernel.handle as CUfunction, arguments.as_mut_ptr(), null_mut()) };
-        check(status, "cuLaunchKernelEx")
+        let status = unsafe {
+            (self.driver.cuLaunchKernelEx)(&config, kernel.handle as CUfunction, arguments.as_mut_ptr(), null_mut())
+        };
+        self.driver.check(status, "cuLaunchKernelEx")
     }
-}
-
-/// The context whose memory and code a stream has. Of a green context's stream it is the primary one, which the first version of the
-/// driver's function does not say.
-fn context_of(stream: CUstream) -> (CUresult, CUcontext) {
-    type GetContexts = unsafe extern "C" fn(CUstream, *mut CUcontext, *mut *mut c_void) -> CUresult;
-    static GET: OnceLock<Option<GetContexts>> = OnceLock::new();
-    let get = *GET.get_or_init(|| {
-        let at = symbol(c"cuStreamGetCtx_v2")?;
-        // SAFETY: the function has this type, by the driver's interface.
-        Some(unsafe { std::mem::transmute::<*mut c_void, GetContexts>(at) })
-    });
-    let (mut context, mut green) = (null_mut(), null_mut());
-    let status = match get {
-        // SAFETY: by the caller's promise, a stream; the driver refuses what it does not know. Out-parameters are locals.
-        Some(get) => unsafe { get(stream, &mut context, &mut green) },
-        // SAFETY: as above.
-        None => unsafe { sys::cuStreamGetCtx(stream, &mut context) },
-    };
-    (status, context)
-}
-
-/// A function that not every driver has. It is open: [`probe`] was here before.
-#[cfg(unix)]
-fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: NVIDIA's library, which is never closed.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if library.is_null() {
-        return None;
-    }
-    // SAFETY: the library is open, the name ends with a zero.
-    let at = unsafe { libc::dlsym(library, name.as_ptr()) };
-    (!at.is_null()).then_some(at)
-}
-
-#[cfg(not(unix))]
-fn symbol(_: &CStr) -> Option<*mut c_void> {
-    None
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let (false, Ok(_inside)) = (self.side.is_null(), Inside::enter(self.context)) {
+        if let (false, Ok(_inside)) = (self.side.is_null(), Inside::enter(self)) {
             // SAFETY: a stream of ours, used no more.
-            unsafe { sys::cuStreamDestroy_v2(self.side) };
+            unsafe { (self.driver.cuStreamDestroy_v2)(self.side) };
         }
         if let Some(device) = self.primary {
             // SAFETY: retained once, released once.
-            unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
+            unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(device) };
         }
     }
 }
@@ -487,10 +568,10 @@ pub struct DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if let Ok(_inside) = Inside::enter(self.device.context) {
+        if let Ok(_inside) = Inside::enter(&self.device) {
             // Whatever still uses the memory ends first: the driver waits. cuCtxSynchronize would end other threads' captures.
             // SAFETY: allocated in this context, freed once.
-            unsafe { sys::cuMemFree_v2(self.at) };
+            unsafe { (self.device.driver.cuMemFree_v2)(self.at) };
         }
     }
 }
@@ -510,10 +591,10 @@ unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        if let Ok(_inside) = Inside::enter(self.device.context) {
+        if let Ok(_inside) = Inside::enter(&self.device) {
             // Waits, as for device memory.
             // SAFETY: allocated in this context, freed once.
-            unsafe { sys::cuMemFreeHost(self.at) };
+            unsafe { (self.device.driver.cuMemFreeHost)(self.at) };
         }
     }
 }
@@ -536,11 +617,12 @@ unsafe impl Sync for Kernel {}
 impl Kernel {
     /// Loads a cubin and its kernel `replayssm_kernel`, so that a launch has nothing left to load.
     pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Self> {
-        let _inside = Inside::enter(device.context)?;
+        let _inside = Inside::enter(device)?;
+        let driver = device.driver;
         let (mut library, mut handle, mut function) = (null_mut(), null_mut(), null_mut());
         // SAFETY: a cubin in memory; the driver copies what it keeps. No options.
         let status = unsafe {
-            sys::cuLibraryLoadData(
+            (driver.cuLibraryLoadData)(
                 &mut library,
                 cubin.as_ptr().cast(),
                 null_mut(),
@@ -551,37 +633,37 @@ impl Kernel {
                 0,
             )
         };
-        check(status, "cuLibraryLoadData")?;
+        driver.check(status, "cuLibraryLoadData")?;
         let mut kernel = Kernel { device: device.clone(), library, handle, shared_limit: 0 };
         // SAFETY: a live library; the name ends with a zero.
-        let status = unsafe { sys::cuLibraryGetKernel(&mut handle, library, c"replayssm_kernel".as_ptr()) };
-        check(status, "cuLibraryGetKernel")?;
+        let status = unsafe { (driver.cuLibraryGetKernel)(&mut handle, library, c"replayssm_kernel".as_ptr()) };
+        driver.check(status, "cuLibraryGetKernel")?;
         kernel.handle = handle;
         // Loads it now, where loading is lazy.
         // SAFETY: a live kernel.
-        check(unsafe { sys::cuKernelGetFunction(&mut function, handle) }, "cuKernelGetFunction")?;
+        driver.check(unsafe { (driver.cuKernelGetFunction)(&mut function, handle) }, "cuKernelGetFunction")?;
         let mut ordinal = 0;
         // SAFETY: the out-parameter is a local.
-        check(unsafe { sys::cuCtxGetDevice(&mut ordinal) }, "cuCtxGetDevice")?;
+        driver.check(unsafe { (driver.cuCtxGetDevice)(&mut ordinal) }, "cuCtxGetDevice")?;
         let (mut fixed, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
         // SAFETY: a live kernel; the out-parameter is a local.
-        let status = unsafe { sys::cuKernelGetAttribute(&mut fixed, attribute, handle, ordinal) };
-        check(status, "cuKernelGetAttribute")?;
+        let status = unsafe { (driver.cuKernelGetAttribute)(&mut fixed, attribute, handle, ordinal) };
+        driver.check(status, "cuKernelGetAttribute")?;
         kernel.shared_limit = device.shared_bytes.saturating_sub(fixed as u32);
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a live kernel.
-        let status = unsafe { sys::cuKernelSetAttribute(attribute, kernel.shared_limit as i32, handle, ordinal) };
-        check(status, "cuKernelSetAttribute")?;
+        let status = unsafe { (driver.cuKernelSetAttribute)(attribute, kernel.shared_limit as i32, handle, ordinal) };
+        driver.check(status, "cuKernelSetAttribute")?;
         Ok(kernel)
     }
 }
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        if let Ok(_inside) = Inside::enter(self.device.context) {
+        if let Ok(_inside) = Inside::enter(&self.device) {
             // This does not wait; the memory of each slots handle, which went before, did.
             // SAFETY: loaded once, unloaded once.
-            unsafe { sys::cuLibraryUnload(self.library) };
+            unsafe { (self.device.driver.cuLibraryUnload)(self.library) };
         }
     }
 }

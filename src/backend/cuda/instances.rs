@@ -37,10 +37,12 @@ pub enum Work {
     Copy,
     /// Cursors for the caller.
     ReadCursors,
+    /// Checks before a step or extend, and guards of a new pool.
+    Inspect,
 }
 
 /// Kernels of which there is one.
-pub const SINGLE: [Work; 10] = [
+pub const SINGLE: [Work; 11] = [
     Work::Mamba2Tail,
     Work::Conv1d,
     Work::Commit,
@@ -51,6 +53,7 @@ pub const SINGLE: [Work; 10] = [
     Work::Rewind,
     Work::Copy,
     Work::ReadCursors,
+    Work::Inspect,
 ];
 
 /// Checkpoint formats by number, as `Format` has them.
@@ -135,6 +138,7 @@ impl Key {
             Work::Rewind => "rewind",
             Work::Copy => "copy",
             Work::ReadCursors => "read_cursors",
+            Work::Inspect => "inspect",
         }
         .to_owned();
         if let Some((_, format)) = FORMATS.iter().find(|(number, _)| *number == self.format) {
@@ -169,6 +173,7 @@ impl Key {
             Work::Rewind => "slots/rewind.cu",
             Work::Copy => "slots/copy.cu",
             Work::ReadCursors => "slots/read_cursors.cu",
+            Work::Inspect => "slots/inspect.cu",
         }
     }
 
@@ -177,7 +182,7 @@ impl Key {
         if self.columns == 0 {
             return Vec::new();
         }
-        let wide = self.columns > 128;
+        let wide = self.columns > COLUMNS[0];
         // Two blocks of 256 threads fit a multiprocessor with 128 registers a thread.
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,

@@ -3,7 +3,8 @@
 use super::Cuda;
 use super::instances::{COLUMNS, Key, Work};
 use super::params::{
-    Batch, Carve, Component, Fold, List, Mamba2ExportParams, Mamba2Params, Place, Slots, State, StateTensor, Tensor,
+    Batch, CHUNK, Carve, Component, Fold, GATES_BYTES, List, Mamba2ExportParams, Mamba2Params, Place, Slots, State,
+    StateTensor, TOKENS, Tensor, mode as number,
 };
 use crate::error::{Error, Result};
 use crate::replay::config::{Family, PoolConfig, Readout};
@@ -11,10 +12,6 @@ use crate::replay::launch::{self, Exec, Mamba2Args, Mode, PoolView, SlotsView};
 use crate::replay::layout;
 use crate::replay::plan::MAX_PARALLEL;
 use crate::replay::position::Rule;
-
-/// Records that are in shared memory at a time, and tokens whose readouts are computed at a time: `cuda/common/block.cuh`.
-pub(super) const CHUNK: usize = 16;
-pub(super) const TOKENS: usize = 8;
 
 /// The tuned kernel's columns if the state has no more, else the generic one's.
 pub(super) fn columns_of(columns: usize) -> u16 {
@@ -34,12 +31,12 @@ pub(super) fn carve(columns: i32, warps: i32, parallel_tokens: usize) -> Carve {
     carve.columns(CHUNK); // B
     carve.columns(CHUNK); // C
     carve.channels(CHUNK); // x
-    carve.array(CHUNK * 16); // gates
+    carve.array(CHUNK * GATES_BYTES); // gates
     carve.channels(CHUNK); // y
     if parallel_tokens > 0 {
         carve.columns(parallel_tokens);
         carve.channels(parallel_tokens);
-        carve.array(parallel_tokens * 16);
+        carve.array(parallel_tokens * GATES_BYTES);
         carve.array(TOKENS * (CHUNK + MAX_PARALLEL as usize) * 4);
     }
     carve
@@ -100,7 +97,7 @@ pub(super) fn run(
         heads_per_group: dims.heads_per_group() as i32,
         d_per_element: args.d_per_element.into(),
         softplus: args.dt_softplus.into(),
-        mode: if mode == Mode::Extend { 1 } else { 0 },
+        mode: number(mode),
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;

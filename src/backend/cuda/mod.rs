@@ -9,13 +9,13 @@ mod delta;
 mod driver;
 mod fold;
 mod images;
+mod inspect;
 pub mod instances;
 mod life;
 mod mamba2;
 mod params;
 
 use std::collections::HashMap;
-use std::ptr::{read_volatile, write_volatile};
 use std::sync::{Arc, OnceLock};
 
 use self::driver::{Device, DeviceMemory, HostMemory, Kernel, Shape};
@@ -24,8 +24,8 @@ use self::params::Params;
 use crate::error::{Error, Result};
 use crate::replay::config::{PoolConfig, SlotsConfig};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, List, Mamba2Args,
-    Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, Input, List,
+    Mamba2Args, Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
 };
 
 pub use self::driver::{allocations, probe};
@@ -175,8 +175,11 @@ impl Backend for Cuda {
         conv1d::supports(pool)
     }
 
-    fn prepare(&self, _slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
-        let Some(pool) = pool else { return life::prepare(self) };
+    fn prepare(&self, slots: &SlotsConfig, pool: Option<&PoolConfig>) -> Result<()> {
+        let Some(pool) = pool else {
+            inspect::prepare(self, slots)?;
+            return life::prepare(self);
+        };
         mamba2::prepare(self, pool)?;
         delta::prepare(self, pool)?;
         conv1d::prepare(self, pool)
@@ -226,6 +229,22 @@ impl Backend for Cuda {
         exec: &Exec,
     ) -> Result<()> {
         conv1d::run(self, slots, pool, layer, mode, batch, args, exec)
+    }
+
+    fn inspect(
+        &self,
+        slots: &SlotsView,
+        pool: &PoolView,
+        layer: i64,
+        batch: &Batch,
+        inputs: &mut dyn Iterator<Item = Input>,
+        exec: &Exec,
+    ) -> Result<()> {
+        inspect::inspect(self, slots, pool, layer, batch, inputs, exec)
+    }
+
+    fn write_guards(&self, slots: &SlotsView, pool: &PoolView) -> Result<()> {
+        inspect::write_guards(self, slots, pool)
     }
 
     fn commit(&self, slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) -> Result<()> {
@@ -318,21 +337,9 @@ impl Backend for Cuda {
     }
 
     fn report(&self, slots: &SlotsView, clear: bool) -> Report {
-        let at = slots.counters.0 as *mut params::Report;
-        // SAFETY: counters of this backend begin with a report; the device may write it meanwhile, its bits last.
-        let seen = unsafe { read_volatile(at) };
-        if clear && (seen.bits, seen.claimed, seen.count) != (0, 0, 0) {
-            // SAFETY: as above. A fault that comes at this very moment may be lost.
-            unsafe { write_volatile(at, params::Report::default()) };
-        }
-        Report {
-            bits: seen.bits,
-            count: seen.count,
-            first_slot: seen.first_slot,
-            first_row: seen.first_row,
-            first_pool: seen.first_pool,
-            first_layer: seen.first_layer,
-        }
+        let counters = slots.counters.0 as *const params::Counters;
+        // SAFETY: counters of this backend, alive as long as the slots handle. The device may write the report, which is of atomics.
+        unsafe { &(*counters).report }.read(clear)
     }
 
     fn stats(&self, slots: &SlotsView) -> Result<Stats> {

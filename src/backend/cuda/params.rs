@@ -1,21 +1,41 @@
 //! Parameters of launches, as `cuda/common/types.cuh` has them. `cuda/common/layout.inc` is made from here by a test, and checked by every
 //! compilation of a kernel.
 
+use crate::backend::report::Report;
 use crate::replay::config::{CONV_TILE, Family, PoolConfig, TILE_ROWS};
-use crate::replay::launch::{self, Address, PoolView, SlotsView};
+use crate::replay::launch::{self, Address, Gate, Mode, PoolView, SlotsView};
 use crate::replay::layout;
+use crate::replay::plan::MAX_WARPS;
 
-/// Sticky faults, in host memory that the device writes.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Report {
-    pub bits: u32,
-    pub claimed: u32,
-    pub count: u64,
-    pub first_slot: i64,
-    pub first_row: i64,
-    pub first_pool: i32,
-    pub first_layer: i32,
+/// Records that are in shared memory at a time.
+pub const CHUNK: usize = 16;
+/// Tokens whose readouts are computed at a time.
+pub const TOKENS: usize = 8;
+/// Bytes of a token's gates in shared memory.
+pub const GATES_BYTES: usize = 16;
+
+// What a call of a family is to do, and gates of a delta rule, by number.
+pub const MODE_STEP: i32 = 0;
+pub const MODE_EXTEND: i32 = 1;
+pub const GATE_SOFTPLUS: i32 = 0;
+pub const GATE_LOWER_BOUND: i32 = 1;
+pub const GATE_LOG_DECAY: i32 = 2;
+
+/// The number of a mode.
+pub fn mode(mode: Mode) -> i32 {
+    match mode {
+        Mode::Step => MODE_STEP,
+        Mode::Extend => MODE_EXTEND,
+    }
+}
+
+/// The number of a gate, and its lower bound.
+pub fn gate(gate: Gate) -> (i32, f32) {
+    match gate {
+        Gate::Softplus => (GATE_SOFTPLUS, 0.0),
+        Gate::LowerBound(bound) => (GATE_LOWER_BOUND, bound),
+        Gate::LogDecay => (GATE_LOG_DECAY, 0.0),
+    }
 }
 
 /// Counters, in device memory.
@@ -35,7 +55,7 @@ pub struct Stats {
 
 /// Of a slots handle, in host memory: faults, and where its statistics are.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub struct Counters {
     pub report: Report,
     pub stats: u64,
@@ -379,6 +399,17 @@ pub struct DeltaExportParams {
 /// The most components of a pool.
 pub const MAX_COMPONENTS: usize = 8;
 
+/// Bytes of a chunk that a block copies.
+pub const COPY_BYTES: i64 = 16384;
+
+/// What sets cursors; copies are numbered from the last one on.
+pub mod cursors {
+    pub const RESET: i32 = 0;
+    pub const IMPORT: i32 = 1;
+    pub const FLUSH_LATER: i32 = 2;
+    pub const COPY: i32 = 16;
+}
+
 /// A part of a pool's memory that is copied.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -442,6 +473,46 @@ pub struct ReadParams {
     pub dst: u64,
 }
 
+/// An input that checks look at.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Input {
+    pub tensor: Tensor,
+    pub heads: i64,
+    pub inner: i64,
+    pub per_token: i32,
+    pub reserved: i32,
+}
+
+/// A component of owned memory whose parts have guards behind them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Guard {
+    pub component: Component,
+    pub bytes: i64,
+    pub per_ring: i32,
+    pub reserved: i32,
+}
+
+/// The most inputs of a call: a convolution's sections and two parameters.
+pub const MAX_INPUTS: usize = MAX_SECTIONS + 2;
+/// No pool has more components.
+pub const MAX_GUARDS: usize = 12;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct InspectParams {
+    pub slots: Slots,
+    pub batch: Batch,
+    pub place: Place,
+    pub inputs: [Input; MAX_INPUTS],
+    pub guards: [Guard; MAX_GUARDS],
+    pub n_inputs: i32,
+    pub n_guards: i32,
+    pub n_layers: i32,
+    pub writes_guards: i32,
+}
+
 /// Plain values, which may be copied to a kernel as its parameters, or from the device.
 pub trait Params: Copy + 'static {}
 macro_rules! params {
@@ -461,6 +532,7 @@ params!(
     DeltaExportParams,
     CopyParams,
     RewindParams,
+    InspectParams,
     ReadParams
 );
 
@@ -493,6 +565,26 @@ impl Component {
             base: c.base.0 as u64,
             layer_stride: c.layer_stride,
             stride: c.stride,
+        })
+    }
+}
+
+impl Input {
+    /// As checks have it.
+    pub fn of(input: &launch::Input) -> Self {
+        let tensor = Tensor::from(&input.tensor);
+        Input { tensor, heads: input.heads, inner: input.inner, per_token: input.per_token.into(), reserved: 0 }
+    }
+}
+
+impl Guard {
+    /// Those of a pool.
+    pub fn all(pool: &PoolView) -> impl Iterator<Item = Self> {
+        pool.components.iter().filter(|c| c.guarded).map(|c| Guard {
+            component: Component::of(pool, c.component),
+            bytes: c.bytes,
+            per_ring: c.per_ring.into(),
+            reserved: 0,
         })
     }
 }
@@ -633,9 +725,6 @@ impl Windows {
     }
 }
 
-/// Warps of a block at most, a tile each.
-const MAX_WARPS: usize = 8;
-
 impl State {
     /// A pool's states; none for a convolution.
     pub fn of(pool: &PoolView) -> Option<Self> {
@@ -676,7 +765,8 @@ impl Carve {
     /// Rows of `columns` columns, padded, and of `warps` tiles' channels.
     pub fn new(columns: i32, warps: i32) -> Self {
         // Four floats more: eight rows that a warp reads at once lie in different banks.
-        let shared = Shared { columns: (columns + 31) / 32 * 32 + 4, channels: warps * 16, ..Shared::default() };
+        let shared =
+            Shared { columns: (columns + 31) / 32 * 32 + 4, channels: warps * TILE_ROWS as i32, ..Shared::default() };
         Carve { shared, ..Carve::default() }
     }
 
@@ -717,7 +807,15 @@ impl Carve {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::launch::Cursor;
+    use crate::backend::cuda::instances::{COLUMNS, FORMATS};
+    use crate::backend::report;
+    use crate::dtype::{Dtype, IndexType};
+    use crate::replay::config::{Format, MAX_DIM, MAX_WIDTH, Readout, Schedule};
+    use crate::replay::lanes::BLOCK;
+    use crate::replay::launch::{CopyKind, Cursor, Which, fault};
+    use crate::replay::plan::MAX_PARALLEL;
+    use crate::replay::position::{Convention, MAX_POSITION};
+    use crate::replay::step::MAX_BLOCKS;
     use std::fmt::Write as _;
     use std::mem::offset_of;
 
@@ -732,14 +830,89 @@ mod tests {
         )*};
     }
 
+    macro_rules! constants {
+        ($text:ident: $($name:ident = $value:expr,)*) => {$(
+            writeln!($text, "static_assert({} == {}, \"{0}\");", stringify!($name), $value).unwrap();
+        )*};
+    }
+
     /// `REPLAYSSM_WRITE_LAYOUT=1` renews the file.
     #[test]
     fn the_device_is_told_the_layout_of_parameters() {
         let mut text =
-            "// Made by a test of src/backend/cuda/params.rs: sizes and offsets as the host has them.\n".to_owned();
+            "// Made by a test of src/backend/cuda/params.rs: numbers, sizes and offsets as the host has them.\n"
+                .to_owned();
+        constants! { text:
+            F32 = Dtype::F32 as i32,
+            BF16 = Dtype::Bf16 as i32,
+            F16 = Dtype::F16 as i32,
+            I32 = IndexType::I32 as i32,
+            I64 = IndexType::I64 as i32,
+            FORMAT_SPLIT32 = Format::Split32 as i32,
+            FORMAT_F32 = Format::F32 as i32,
+            FORMAT_BF16 = Format::Bf16 as i32,
+            FORMAT_F16 = Format::F16 as i32,
+            READOUT_HIGH = Readout::High as i32,
+            READOUT_FULL = Readout::Full as i32,
+            READOUT_EXACT = Readout::Exact as i32,
+            SCHEDULE_STAGGERED = Schedule::Staggered as i32,
+            SCHEDULE_BY_POSITION = Schedule::ByPosition as i32,
+            COUNT_ACCEPTED = Convention::Accepted as i32,
+            COUNT_ACCEPTED_DRAFTS = Convention::AcceptedDrafts as i32,
+            COUNT_REJECTED = Convention::Rejected as i32,
+            FAULT_ID = fault::ID,
+            FAULT_COUNT = fault::COUNT,
+            FAULT_LENGTH = fault::LENGTH,
+            FAULT_POSITION = fault::POSITION,
+            FAULT_REWIND = fault::REWIND,
+            PLACE_NONE = report::PLACE_NONE,
+            PLACE_CLAIMED = report::PLACE_CLAIMED,
+            PLACE_WRITTEN = report::PLACE_WRITTEN,
+            MODE_STEP = MODE_STEP,
+            MODE_EXTEND = MODE_EXTEND,
+            GATE_SOFTPLUS = GATE_SOFTPLUS,
+            GATE_LOWER_BOUND = GATE_LOWER_BOUND,
+            GATE_LOG_DECAY = GATE_LOG_DECAY,
+            MAX_POSITION = MAX_POSITION,
+            MAX_DIM = MAX_DIM,
+            MAX_WIDTH = MAX_WIDTH,
+            TILE = TILE_ROWS,
+            BLOCK = BLOCK,
+            MAX_BLOCKS = MAX_BLOCKS,
+            CONV_TILE = CONV_TILE,
+            CHUNK = CHUNK,
+            TOKENS = TOKENS,
+            MAX_PARALLEL = MAX_PARALLEL,
+            MAX_WARPS = MAX_WARPS,
+            GATES_BYTES = GATES_BYTES,
+            MAX_INLINE = MAX_INLINE,
+            MAX_SECTIONS = MAX_SECTIONS,
+            MAX_POOLS = MAX_POOLS,
+            IDS_BOTH = Which::Both as i32,
+            IDS_SLOTS = Which::Slots as i32,
+            IDS_RINGS = Which::Rings as i32,
+            FOLD_EXPORT = FoldKind::Export as i32,
+            FOLD_FLUSH = FoldKind::Flush as i32,
+            FOLD_STORE = FoldKind::Store as i32,
+            COPY_FORK = CopyKind::Fork as i32,
+            COPY_MOVE = CopyKind::Move as i32,
+            COPY_SWAP = CopyKind::Swap as i32,
+            COPY_STORE = CopyKind::Store as i32,
+            COPY_LOAD = CopyKind::Load as i32,
+            COPY_STORED = CopyKind::Stored as i32,
+            CURSORS_RESET = cursors::RESET,
+            CURSORS_IMPORT = cursors::IMPORT,
+            CURSORS_FLUSH_LATER = cursors::FLUSH_LATER,
+            CURSORS_COPY = cursors::COPY,
+            COMPONENT_CHECKPOINT = layout::Component::Checkpoint as i32,
+            COMPONENT_TAGS = layout::Component::Tags as i32,
+            COMPONENT_WINDOW_TAGS = layout::Component::WindowTags as i32,
+            MAX_COMPONENTS = MAX_COMPONENTS,
+            COPY_BYTES = COPY_BYTES,
+        }
         layout! { text:
             Cursor { position, flush_before, seed, generation, committed }
-            Report { bits, claimed, count, first_slot, first_row, first_pool, first_layer }
+            Report { bits, place, count, first_slot, first_row, first_pool, first_layer }
             Stats {
                 steps, rows, tokens, accepted, flushes, checkpoint_read, checkpoint_written, ring_read, ring_written,
             }
@@ -792,6 +965,9 @@ mod tests {
             }
             PoolTags { tags, slots, n_layers, count, per_ring, group }
             RewindParams { slots, list, n, done, pools, n_pools }
+            Input { tensor, heads, inner, per_token }
+            Guard { component, bytes, per_ring }
+            InspectParams { slots, batch, place, inputs, guards, n_inputs, n_guards, n_layers, writes_guards }
             ReadParams { slots, list, dst }
         }
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/common/layout.inc");
@@ -799,5 +975,13 @@ mod tests {
             std::fs::write(path, &text).unwrap();
         }
         assert!(std::fs::read_to_string(path).unwrap() == text, "run this test with REPLAYSSM_WRITE_LAYOUT=1");
+    }
+
+    /// The list of kernels is shared with the build, which has none of these.
+    #[test]
+    fn the_list_of_kernels_has_all_formats_and_columns() {
+        let formats = [Format::Split32, Format::F32, Format::Bf16, Format::F16];
+        assert_eq!(FORMATS.map(|(number, _)| number), formats.map(|format| format as u8));
+        assert_eq!(COLUMNS[1], MAX_DIM as u16);
     }
 }
