@@ -277,7 +277,7 @@ void creation(void) {
   BAD_SLOTS(min_rewind = INT32_MAX, UNSUPPORTED, "slots_desc.min_rewind");
   BAD_SLOTS(schedule = 3, UNSUPPORTED, "slots_desc.schedule");
   BAD_SLOTS(schedule = -1, UNSUPPORTED, "slots_desc.schedule");
-  BAD_SLOTS(flags = 1, UNSUPPORTED, "slots_desc.flags");
+  BAD_SLOTS(flags = 2, UNSUPPORTED, "slots_desc.flags");
 
   BAD_MAMBA(family = 0, INVALID, "pool_desc.family");
   BAD_MAMBA(family = REPLAYSSM_GDN, INVALID, "pool_desc.nheads");
