@@ -34,7 +34,8 @@
  *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
  *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
  *   Only calls that create, destroy, rebind, save, restore, plan, query or fail allocate. No call waits for another's work: while the CPU backend's threads
- *   work for one call, another does its own on its thread. Lists of pools are read under a lock by reset, rewind, save and restore, which
+ *   work for one call, another does its own on its thread. The list of pools is read under a lock by reset, rewind, flush, snapshot, copy,
+ *   save and restore, which
  *   creating and destroying a pool wait for; acquire and release take a lock. A call needs at most 256 KiB of its thread's stack.
  *
  * Errors
@@ -1280,7 +1281,7 @@ replayssm_status replayssm_export(const struct replayssm_layers *layers,
  * sets FAULT_REWIND and is left alone.
  * NULL: done, with a host list: on the CPU backend a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list
  * and n. CUDA: done lies in memory that the device writes also with a host list.
- * Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 48 pools.
+ * Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 40 pools.
  * Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
  * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL

@@ -428,8 +428,8 @@ struct DeltaExportParams {
   Fold fold;
 };
 
-// The most components of a pool.
-enum : i32 { MAX_COMPONENTS = 8 };
+// The most components of a pool, and the bytes of a chunk of one that a block copies.
+enum : i32 { MAX_COMPONENTS = 8, COPY_BYTES = 16384 };
 
 // What a component is, as far as copies ask: Component of src/replay/layout.rs.
 enum : i32 { COMPONENT_CHECKPOINT = 1, COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };

@@ -2,12 +2,8 @@
 // Mirrors src/backend/cpu/copy.rs.
 #include "../common/dense.cuh"
 
-enum : i32 {
-  // Bytes of a chunk; src/backend/cuda/copy.rs counts them.
-  CHUNK_BYTES = 16384,
-  // Words that a thread moves at a time, so that their loads overlap.
-  WORDS = 4,
-};
+// Words that a thread moves at a time, so that their loads overlap.
+enum : i32 { WORDS = 4 };
 
 DEVICE void move_words(char *from, char *to, i32 n, bool swap) {
 #pragma unroll 1
@@ -100,8 +96,8 @@ DEVICE void copy_part(const CopyParams &p, i64 i, i64 layer, i64 chunk) {
   if (!placed_entry(p.slots, p.to, i, false, p.pool, report, to)) return;
   i64 source = c.per_ring ? from_ring : from_slot, target = c.per_ring ? to.ring : to.slot;
   if (source == target || (c.per_ring && p.kind >= COPY_LOAD)) return;
-  i64 begin = (chunk - c.first_chunk) * CHUNK_BYTES;
-  i32 bytes = (i32)min((i64)CHUNK_BYTES, c.bytes - begin);
+  i64 begin = (chunk - c.first_chunk) * COPY_BYTES;
+  i32 bytes = (i32)min((i64)COPY_BYTES, c.bytes - begin);
   char *from = (char *)part_at(c.at, layer, source) + begin, *at = (char *)part_at(c.at, layer, target) + begin;
   bool bad = false;
   if (p.kind == COPY_LOAD) {

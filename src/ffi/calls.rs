@@ -906,7 +906,7 @@ pub unsafe extern "C" fn replayssm_export(
 /// sets FAULT_REWIND and is left alone.
 /// NULL: done, with a host list: on the CPU backend a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list
 /// and n. CUDA: done lies in memory that the device writes also with a host list.
-/// Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 48 pools.
+/// Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 40 pools.
 /// Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
 /// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///

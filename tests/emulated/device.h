@@ -77,14 +77,14 @@ inline unsigned atomicExch(unsigned *at, unsigned value) {
   *at = value;
   return old;
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
 inline unsigned atomicCAS(unsigned *at, unsigned compare, unsigned value) {
   unsigned old = *at;
   if (old == compare) *at = value;
   return old;
 }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-
 inline unsigned atomicOr(unsigned *at, unsigned value) {
   unsigned old = *at;
   *at = old | value;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::Cuda;
 use super::fold;
 use super::instances::{Key, Work};
-use super::life::{CURSORS_COPY, LARGE, cursors, launch_cursors, part, parts, set_generations};
-use super::params::{Component, CopiedComponent, CopyParams, CursorParams, List, MAX_COMPONENTS, Slots, Windows};
+use super::life::{LARGE, cursors, launch_cursors, part, parts, set_generations};
+use super::params::{
+    COPY_BYTES, Component, CopiedComponent, CopyParams, CursorParams, List, MAX_COMPONENTS, Slots, Windows,
+    cursors as kinds,
+};
 use crate::backend::cpu::life::check_positions;
 use crate::backend::cpu::rows::check_copy;
 use crate::error::Result;
 use crate::replay::launch::{CopyArgs, CopyKind, Exec, PoolLists, PoolView, SlotsView};
-
-/// Bytes that a block moves: `cuda/slots/copy.cu`.
-const CHUNK_BYTES: i64 = 16384;
 
 /// Enqueues a copy.
 pub(super) fn run(
@@ -44,7 +44,7 @@ pub(super) fn run(
         // What is loaded has no ring, and perhaps slots of pools alone.
         let has_from = !(from.all_named && args.kind.from_slot());
         let mut params = CursorParams {
-            kind: CURSORS_COPY + args.kind as i32,
+            kind: kinds::COPY + args.kind as i32,
             has_from: has_from.into(),
             from: if has_from { part(&from.list, None, first) } else { List::EMPTY },
             ..cursors(slots, part(&to.list, args.position, first))
@@ -75,7 +75,7 @@ fn copy_pool(
             kind: c.component as i32,
             per_ring: c.per_ring.into(),
         };
-        n_chunks += (c.bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+        n_chunks += (c.bytes + COPY_BYTES - 1) / COPY_BYTES;
     }
     let items = to.n.saturating_mul(pool.config.n_layers as i64).saturating_mul(n_chunks);
     let params = CopyParams {

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use super::Cuda;
 use super::delta;
 use super::instances::{Key, Work};
-use super::life::{CURSORS_FLUSH_LATER, SMALL, cursors, inline_ids, launch_cursors, part, parts};
+use super::life::{SMALL, cursors, inline_ids, launch_cursors, part, parts};
 use super::mamba2;
-use super::params::{Batch, CursorParams, Fold, FoldKind, Ids, List, Slots, StateTensor, WindowParams, Windows};
+use super::params::{
+    Batch, CursorParams, Fold, FoldKind, Ids, List, Slots, StateTensor, WindowParams, Windows, cursors as kinds,
+};
 use crate::backend::cpu::life::check_positions;
 use crate::backend::cpu::rows::{check_list, check_lists};
 use crate::error::Result;
@@ -79,7 +81,7 @@ pub(super) fn flush(
     for first in parts(&lists.list) {
         if args.later {
             let list = part(&lists.list, args.position, first);
-            launch_cursors(cuda, &exec, &CursorParams { kind: CURSORS_FLUSH_LATER, ..cursors(slots, list) })?;
+            launch_cursors(cuda, &exec, &CursorParams { kind: kinds::FLUSH_LATER, ..cursors(slots, list) })?;
             exec = exec.after_own_launch();
             continue;
         }

@@ -9,7 +9,7 @@ use super::Cuda;
 use super::instances::{Key, Work};
 use super::params::{
     Batch, CommitParams, Component, CursorParams, Ids, ImportParams, List, MAX_INLINE, MAX_POOLS, PoolTags, ReadParams,
-    ResetParams, RewindParams, Slots, State, StateTensor, Windows,
+    ResetParams, RewindParams, Slots, State, StateTensor, Windows, cursors as kinds,
 };
 use crate::backend::cpu::life::check_positions;
 use crate::backend::cpu::raw;
@@ -146,11 +146,6 @@ pub(super) fn reset(
     Ok(())
 }
 
-/// What sets cursors; copies come from [`CURSORS_COPY`] on.
-pub(super) const CURSORS_FLUSH_LATER: i32 = 2;
-pub(super) const CURSORS_COPY: i32 = 16;
-const CURSORS_IMPORT: i32 = 1;
-
 /// Enqueues what sets cursors.
 pub(super) fn launch_cursors(cuda: &Cuda, exec: &Exec, params: &CursorParams) -> Result<()> {
     cuda.launch(Key::single(Work::Cursors), exec, blocks(params.list.n), SMALL, 0, params)
@@ -176,7 +171,7 @@ pub(super) fn cursors(slots: &SlotsView, list: List) -> CursorParams {
         from: List::EMPTY,
         seed: 0,
         generation: 0,
-        kind: 0,
+        kind: kinds::RESET,
         has_from: 0,
         has_seed: 0,
         has_generation: 0,
@@ -242,7 +237,7 @@ pub(super) fn import(
         };
         cuda.launch(Key::single(Work::Import), &exec, items, LARGE, 0, &params)?;
         exec = exec.after_own_launch();
-        let params = CursorParams { kind: CURSORS_IMPORT, ..cursors(slots, part) };
+        let params = CursorParams { kind: kinds::IMPORT, ..cursors(slots, part) };
         launch_cursors(cuda, &exec, &params)?;
     }
     Ok(())

@@ -402,6 +402,17 @@ pub struct DeltaExportParams {
 /// The most components of a pool.
 pub const MAX_COMPONENTS: usize = 8;
 
+/// Bytes of a chunk that a block copies.
+pub const COPY_BYTES: i64 = 16384;
+
+/// What sets cursors; copies are numbered from the last one on.
+pub mod cursors {
+    pub const RESET: i32 = 0;
+    pub const IMPORT: i32 = 1;
+    pub const FLUSH_LATER: i32 = 2;
+    pub const COPY: i32 = 16;
+}
+
 /// A part of a pool's memory that is copied.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -806,7 +817,7 @@ mod tests {
     use crate::dtype::{Dtype, IndexType};
     use crate::replay::config::{Format, MAX_DIM, MAX_WIDTH, Readout, Schedule};
     use crate::replay::lanes::BLOCK;
-    use crate::replay::launch::{Cursor, fault};
+    use crate::replay::launch::{CopyKind, Cursor, Which, fault};
     use crate::replay::plan::MAX_PARALLEL;
     use crate::replay::position::{Convention, MAX_POSITION};
     use crate::replay::step::MAX_BLOCKS;
@@ -882,6 +893,27 @@ mod tests {
             MAX_INLINE = MAX_INLINE,
             MAX_SECTIONS = MAX_SECTIONS,
             MAX_POOLS = MAX_POOLS,
+            IDS_BOTH = Which::Both as i32,
+            IDS_SLOTS = Which::Slots as i32,
+            IDS_RINGS = Which::Rings as i32,
+            FOLD_EXPORT = FoldKind::Export as i32,
+            FOLD_FLUSH = FoldKind::Flush as i32,
+            FOLD_STORE = FoldKind::Store as i32,
+            COPY_FORK = CopyKind::Fork as i32,
+            COPY_MOVE = CopyKind::Move as i32,
+            COPY_SWAP = CopyKind::Swap as i32,
+            COPY_STORE = CopyKind::Store as i32,
+            COPY_LOAD = CopyKind::Load as i32,
+            COPY_STORED = CopyKind::Stored as i32,
+            CURSORS_RESET = cursors::RESET,
+            CURSORS_IMPORT = cursors::IMPORT,
+            CURSORS_FLUSH_LATER = cursors::FLUSH_LATER,
+            CURSORS_COPY = cursors::COPY,
+            COMPONENT_CHECKPOINT = layout::Component::Checkpoint as i32,
+            COMPONENT_TAGS = layout::Component::Tags as i32,
+            COMPONENT_WINDOW_TAGS = layout::Component::WindowTags as i32,
+            MAX_COMPONENTS = MAX_COMPONENTS,
+            COPY_BYTES = COPY_BYTES,
         }
         layout! { text:
             Cursor { position, flush_before, seed, generation, committed }
