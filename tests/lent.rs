@@ -97,6 +97,20 @@ fn live_alike(owned: &Rig, lent: &Rig, seed: u64) {
             })
             .collect();
         assert!(outputs[0] == outputs[1], "round {round}");
+        for rig in [owned, lent] {
+            match round {
+                5 => rig.flush(1, 2, None),
+                9 => rig.copy(REPLAYSSM_COPY_FORK, (0, 1), (2, 3), None),
+                12 => rig.copy(REPLAYSSM_COPY_SWAP, (0, 1), (1, 2), None),
+                15 => {
+                    let position = rig.cursor(1).position;
+                    rig.copy(REPLAYSSM_COPY_STORE, (0, 1), (2, 0), None);
+                    rig.copy(REPLAYSSM_COPY_LOAD, (2, 0), (1, 2), Some(position));
+                    rig.copy(REPLAYSSM_COPY_FORK, (1, 2), (2, 3), None);
+                }
+                _ => {}
+            }
+        }
         if round % 7 == 6 {
             assert_eq!(owned.rewind(round % 3, round % 3 + 1, 1), lent.rewind(round % 3, round % 3 + 1, 1));
         }
