@@ -86,7 +86,7 @@ a plan without padding~src/replay/capacity.rs~s/list\.push\(c\.stride/list.push(
 a plan without counters~src/replay/capacity.rs~s/\(budget\.saturating_sub\(COUNTER_BYTES\) \/ each\)/(budget \/ each)/~--test plan case_19
 a kernel takes every layer for the first~cuda/common/batch.cuh~s/\(\(const i64 \*\)c\.base\)\[layer\]/((const i64 *)c.base)[0]/~--test lent anywhere
 a fold kernel takes in one token fewer~cuda/common/export.cuh~s/w\.base \+ i >= w\.tag\[warp_of\(\)\]/w.base + i > w.tag[warp_of()]/~--test across few_models_of_gdn
-a fold kernel sets no tag~cuda/common/export.cuh~s/half \+ H == 2 && c\.rows > 0/half + H == 3 \&\& c.rows > 0/~--test life a_flush_is
+a fold kernel sets no tag~cuda/common/export.cuh~s/half \+ H == 2 && c\.rows > 0/half + H == 3 \&\& c.rows > 0/~--test life pools_have
 a snapshot kernel misses what is just reached~cuda/common/batch.cuh~s/wanted <= c\.position;/wanted < c.position;/~--test life a_prefix
 a copy kernel leaves words behind~cuda/slots/copy.cu~s/whole \/ 16, swap/whole \/ 16 - 1, swap/~--test life many_forks
 a load kernel believes any tag~cuda/slots/copy.cu~s/bool stands = from\[i\] == position;/bool stands = from[i] <= position;/~--test life a_checkpoint_that
@@ -116,7 +116,7 @@ prepare_device() {
   local name program
   while read -r name program; do
     programs[$name]=$program
-  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases --test lent | python3 -c '
+  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases --test life --test lent | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:
