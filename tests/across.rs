@@ -563,7 +563,7 @@ impl Both {
             _ => {
                 let position = self.requests[i].position();
                 let at = position + 1 - self.rng.below(4).min(self.requests[i].log.len() + 1);
-                let given = [at as i64];
+                let given = vec![at as i64];
                 self.copy_between(REPLAYSSM_COPY_STORE, &one(here), &one((STORED[j], 99)), Some(&given));
                 let faults = [0, 1].map(|i| self.rigs[i].faults(true).bits);
                 if self.same("fault bits", faults) == 0 {

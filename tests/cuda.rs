@@ -332,8 +332,9 @@ fn saving_waits_for_its_stream_and_refuses_one_that_captures() {
     eager.load(&data);
     gpu.sync();
     let save = |model: &Model, kind: i32, stream: usize| {
-        let ids = [0i64];
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: common::ids64(&ids) });
+        let (slot, ring) = ([0i64], [ring_of(0) as i64]);
+        let (slots, rings) = (common::ids64(&slot), common::ids64(&ring));
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: slots, rings: rings });
         let exec = model.exec(stream, 0);
         let mut bytes = 0;
         // SAFETY: everything lives until the call returns, here and below.
@@ -342,8 +343,11 @@ fn saving_waits_for_its_stream_and_refuses_one_that_captures() {
         let at = blob.as_mut_ptr().cast();
         // SAFETY: as above.
         let status = unsafe { replayssm_save(model.slots_handle(), &list, kind, at, bytes, &exec) };
+        // Batches name generations, so the ring keeps its own, which is that of a new one.
+        let kept = common::heap([0u32]);
+        let args = desc!(replayssm_restore_args { generation: kept.as_ptr() });
         // SAFETY: as above.
-        let back = || unsafe { replayssm_restore(model.slots_handle(), &list, at, bytes, null(), &exec) };
+        let back = || unsafe { replayssm_restore(model.slots_handle(), &list, at, bytes, &args, &exec) };
         (status, if status == REPLAYSSM_OK { back() } else { status }, blob)
     };
     let graph = stream.capture(|| {
@@ -360,7 +364,6 @@ fn saving_waits_for_its_stream_and_refuses_one_that_captures() {
         // No wait of ours between the work and these.
         let (one, two) = (save(&captured, kind, stream.at), save(&eager, kind, other.at));
         assert_eq!([one.0, one.1, two.0, two.1], [REPLAYSSM_OK; 4], "{}", message());
-        // Live requests have equal heads; generations of the models differ by nothing.
         assert!(one.2 == two.2, "kind {kind}");
     }
     gpu.sync();
