@@ -43,6 +43,7 @@ one decay for all key channels~src/replay/step.rs~s/Decay::new\(g\[i\]\)/Decay::
 a fp32 record of u off by one row~src/backend/cpu/delta.rs~s/(fn record_u.*?self\.row\(position)/$1 + i64::from(self.u_dtype == Dtype::F32)/s~--test readout delta_rules_keep
 stochastic rounding by another position~src/backend/cpu/tiles.rs~s/rounding_words\(seed, position,/rounding_words(seed, position + 1,/~--test exactness sixteen_bit
 a check looks at one token fewer~src/backend/cpu/inspect.rs~s/\(0\.\.span\.len\)/(0..span.len - 1)/~--test checks infinities_and
+forks keep the flush point of their source~src/backend/cpu/copy.rs~s/slots\.rule\.flush_before\(position, to_ring\)/slots.rule.flush_before(position, 0)/~--test schedule forks
 a helper thread allocates~src/backend/cpu/threads.rs~s/served = number;/served = number; drop(std::hint::black_box(vec![number]));/~--test allocations
 a reset copies the list of pools~src/replay/slots.rs~s/(pub fn reset.*?self\.pools\(\))/$1.clone()/s~--test allocations
 a 16-bit tile goes on as it was before its store~src/backend/cpu/tiles.rs~s/unsafe \{ raw::load\(self\.row\(row\), self\.dtype\(\), source\) \};//~--test exactness sixteen_bit
