@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 
 #include "noise.h"
 
@@ -131,7 +132,7 @@ class Generator {
     if (running_.empty()) return false;
     Stream& s = *running_[0];
     for (const replayssm_save_kind kind : plan_.stop_kinds) {
-      out_.stopped.push_back({s.text, s.request->prompt.size(), s.end, s.request->seed, s.hidden, model_.pack(s.sequence, kind)});
+      out_.stopped.push_back({s.text, s.request->prompt.size(), s.end, s.request->seed, s.hidden, model_.save_blob(s.sequence, kind)});
     }
     model_.finish(s.sequence);
     out_.texts[s.id] = s.text.substr(s.request->prompt.size());
@@ -140,9 +141,12 @@ class Generator {
   }
 
   void resume(Stream& s, const Stopped& stopped) {
+    if (stopped.hidden.size() != static_cast<std::size_t>(model_.weights().config.d_model)) {
+      throw std::runtime_error("the hidden state is another model's");
+    }
     s.text = stopped.text;
     s.hidden = stopped.hidden;
-    model_.unpack(s.sequence, stopped.packed);
+    model_.restore_blob(s.sequence, stopped.blob);
   }
 
   void preempt() {

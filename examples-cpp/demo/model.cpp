@@ -189,31 +189,31 @@ void Model::each_cached(const Sequence& sequence, Row row) const {
   }
 }
 
-Packed Model::pack(const Sequence& sequence, replayssm_save_kind kind) const {
+Blob Model::save_blob(const Sequence& sequence, replayssm_save_kind kind) const {
   const std::size_t width = size(weights_.config.attn_width);
-  Packed packed;
-  packed.position = sequence.position;
-  packed.blob.resize(slots_.save_bytes(kind));
-  slots_.save(replayssm::host_list(&sequence.slot, 1), kind, packed.blob.data(), packed.blob.size());
+  Blob blob;
+  blob.position = sequence.position;
+  blob.bytes.resize(slots_.save_bytes(kind));
+  slots_.save(replayssm::host_list(&sequence.slot, 1), kind, blob.bytes.data(), blob.bytes.size());
   each_cached(sequence, [&](bool values, std::size_t at, std::size_t) {
     const float* from = &(values ? sequence.values : sequence.keys)[at];
-    packed.cache.insert(packed.cache.end(), from, from + width);
+    blob.cache.insert(blob.cache.end(), from, from + width);
   });
-  return packed;
+  return blob;
 }
 
-void Model::unpack(Sequence& sequence, const Packed& packed) {
+void Model::restore_blob(Sequence& sequence, const Blob& blob) {
   slots_.acquire(1, &sequence.slot, &sequence.generation);
   auto args = replayssm::init<replayssm_restore_args>();
   args.generation = &sequence.generation;
-  slots_.restore(replayssm::host_list(&sequence.slot, 1), packed.blob.data(), packed.blob.size(), &args);
-  sequence.position = packed.position;
+  slots_.restore(replayssm::host_list(&sequence.slot, 1), blob.bytes.data(), blob.bytes.size(), &args);
+  sequence.position = blob.position;
   clear_cache(sequence);
   const std::size_t width = size(weights_.config.attn_width);
-  const std::size_t n = 2 * weights_.attention.size() * static_cast<std::size_t>(cached_tokens(weights_.config, packed.position));
-  if (packed.cache.size() != n * width) throw std::runtime_error("the attention cache is another model's");
+  const std::size_t n = 2 * weights_.attention.size() * static_cast<std::size_t>(cached_tokens(weights_.config, blob.position));
+  if (blob.cache.size() != n * width) throw std::runtime_error("the attention cache is another model's");
   each_cached(sequence, [&](bool values, std::size_t at, std::size_t from) {
-    std::copy_n(&packed.cache[from], width, &(values ? sequence.values : sequence.keys)[at]);
+    std::copy_n(&blob.cache[from], width, &(values ? sequence.values : sequence.keys)[at]);
   });
 }
 

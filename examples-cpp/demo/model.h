@@ -1,7 +1,7 @@
 // The model on libreplayssm: dense layers here, the recurrent layers' states and convolution windows in the library.
 //
-// An engine's half of the interface in one place: which slot a sequence has (start, finish, save, restore, fork, pack, unpack), one batch for all
-// layers of a model step (forward), and how many of its tokens stay (commit).
+// An engine's half of the interface in one place: which slot a sequence has (start, finish, fork, and the ways out of the library and
+// back), one batch for all layers of a model step (forward), and how many of its tokens stay (commit).
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #pragma once
 
@@ -34,10 +34,10 @@ struct Saved {
   std::array<std::vector<std::uint16_t>, N_FAMILIES> windows;   // [layer][channel][width - 1], bf16 as they came
 };
 
-// A sequence for a file: the library's blob of its slot and ring, and what the attention layers still look back at.
-struct Packed {
+// A sequence outside the process: the library's blob of its slot and ring, and what the attention layers still look back at.
+struct Blob {
   std::int64_t position = 0;
-  std::vector<char> blob;
+  std::vector<char> bytes;
   std::vector<float> cache;  // [attention layer][keys, values][the last tokens, oldest first][attn_width]
 };
 
@@ -83,9 +83,9 @@ class Model {
   void restore(Sequence& sequence, const Saved& saved);
   // Free slots for the targets, which become what the source is.
   void fork(const Sequence& source, const std::vector<Sequence*>& targets);
-  Packed pack(const Sequence& sequence, replayssm_save_kind kind) const;
-  // A free slot, which becomes what was packed, maybe by another process.
-  void unpack(Sequence& sequence, const Packed& packed);
+  Blob save_blob(const Sequence& sequence, replayssm_save_kind kind) const;
+  // A free slot, which becomes what was saved, maybe by another process.
+  void restore_blob(Sequence& sequence, const Blob& blob);
 
   // Runs the rows' tokens through all layers: final hidden states [all tokens of all rows, d_model].
   const std::vector<float>& forward(const std::vector<Tokens>& rows, Update update);
@@ -110,7 +110,7 @@ class Model {
 
   Pools pools(Family family);
   void clear_cache(Sequence& sequence) const;
-  // Copies the rows of the last tokens of a sequence's attention cache out of it, or into it, one after another.
+  // Calls row(whether of values, place in keys or values, place in Blob::cache) for every cached row that will still be seen.
   template <class Row>
   void each_cached(const Sequence& sequence, Row row) const;
   void mamba(std::size_t layer, std::size_t n_tokens);

@@ -8,10 +8,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
-#include <system_error>
 
 namespace demo {
 namespace {
@@ -31,7 +29,11 @@ void put_all(std::ofstream& file, const List& list) {
 
 class Reader {
  public:
-  Reader(const std::string& path, std::uint64_t bytes) : path_(path), file_(path, std::ios::binary), left_(bytes) {}
+  explicit Reader(const std::string& path) : path_(path), file_(path, std::ios::binary | std::ios::ate) {
+    if (!file_) fail(path);
+    left_ = static_cast<std::uint64_t>(file_.tellg());
+    file_.seekg(0);
+  }
 
   void get(void* to, std::uint64_t bytes) {
     if (bytes > left_ || !file_.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes))) {
@@ -55,18 +57,19 @@ class Reader {
  private:
   const std::string path_;
   std::ifstream file_;
-  std::uint64_t left_;
+  std::uint64_t left_ = 0;  // bytes
 };
 
-// A folder that goes when this does.
+// An empty file that goes when this does.
 struct Scratch {
-  Scratch() : path((std::filesystem::temp_directory_path() / "replayssm-demo-XXXXXX").string()) {
-    if (mkdtemp(path.data()) == nullptr) fail(path);
+  Scratch() {
+    const char* folder = std::getenv("TMPDIR");
+    path = std::string(folder == nullptr || *folder == '\0' ? "/tmp" : folder) + "/replayssm-demo-XXXXXX";
+    const int file = mkstemp(path.data());
+    if (file < 0) fail(path);
+    close(file);
   }
-  ~Scratch() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
+  ~Scratch() { unlink(path.c_str()); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
@@ -79,19 +82,19 @@ void write_stopped(const std::string& path, const Stopped& stopped) {
   std::ofstream file(path, std::ios::binary);
   file.write(MAGIC, sizeof MAGIC);
   for (const std::uint64_t value :
-       {stopped.prompt_bytes, stopped.end, stopped.seed, static_cast<std::uint64_t>(stopped.packed.position)}) {
+       {stopped.prompt_bytes, stopped.end, stopped.seed, static_cast<std::uint64_t>(stopped.blob.position)}) {
     put(file, value);
   }
   put_all(file, stopped.text);
   put_all(file, stopped.hidden);
-  put_all(file, stopped.packed.cache);
-  put_all(file, stopped.packed.blob);
+  put_all(file, stopped.blob.cache);
+  put_all(file, stopped.blob.bytes);
   file.close();
   if (!file) fail(path);
 }
 
 Stopped read_stopped(const std::string& path) {
-  Reader file(path, std::filesystem::file_size(path));
+  Reader file(path);
   char magic[sizeof MAGIC];
   file.get(magic, sizeof magic);
   if (std::memcmp(magic, MAGIC, sizeof MAGIC) != 0) throw std::runtime_error(path + " is not a stopped request");
@@ -99,14 +102,14 @@ Stopped read_stopped(const std::string& path) {
   stopped.prompt_bytes = file.number();
   stopped.end = file.number();
   stopped.seed = file.number();
-  stopped.packed.position = static_cast<std::int64_t>(file.number());
+  stopped.blob.position = static_cast<std::int64_t>(file.number());
   file.get_all(stopped.text);
   file.get_all(stopped.hidden);
-  file.get_all(stopped.packed.cache);
-  file.get_all(stopped.packed.blob);
+  file.get_all(stopped.blob.cache);
+  file.get_all(stopped.blob.bytes);
   // The last byte is known and not yet run.
   if (stopped.prompt_bytes >= stopped.text.size() || stopped.text.size() >= stopped.end ||
-      stopped.packed.position + 1 != static_cast<std::int64_t>(stopped.text.size())) {
+      stopped.blob.position != static_cast<std::int64_t>(stopped.text.size() - 1)) {
     throw std::runtime_error(path + " contradicts itself");
   }
   return stopped;
@@ -114,10 +117,9 @@ Stopped read_stopped(const std::string& path) {
 
 std::string resume_in_new_process(const Stopped& stopped, const std::vector<std::string>& arguments) {
   const Scratch scratch;
-  const std::string path = scratch.path + "/request";
-  write_stopped(path, stopped);
+  write_stopped(scratch.path, stopped);
 
-  std::vector<std::string> words = {std::filesystem::read_symlink("/proc/self/exe").string(), "--resume", path};
+  std::vector<std::string> words = {"demo", "--resume", scratch.path};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -131,13 +133,13 @@ std::string resume_in_new_process(const Stopped& stopped, const std::vector<std:
   posix_spawn_file_actions_addclose(&actions, ends[0]);
   posix_spawn_file_actions_addclose(&actions, ends[1]);
   pid_t child = 0;
-  errno = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environ);
-  const bool started = errno == 0;
+  const int refused = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   close(ends[1]);
-  if (!started) {
+  if (refused != 0) {
     close(ends[0]);
-    throw std::runtime_error(words[0] + " cannot be started");
+    errno = refused;
+    fail("/proc/self/exe");
   }
 
   std::string said;

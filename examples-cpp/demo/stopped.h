@@ -16,7 +16,7 @@ struct Stopped {
   std::uint64_t prompt_bytes = 0, end = 0;  // of the text when it is finished
   std::uint64_t seed = 0;      // all that there is of a sampler's state: a draw is a function of seed and position
   std::vector<float> hidden;   // behind the last byte that was run, for the draft head
-  Packed packed;
+  Blob blob;
 
   Request request() const { return {text.substr(0, prompt_bytes), seed, end - prompt_bytes}; }
 };

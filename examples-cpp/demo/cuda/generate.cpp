@@ -191,8 +191,8 @@ std::vector<Stopped> Decoder::stop(const Request& request, int steps, const std:
     Stopped stopped{std::string(text.begin(), text.begin() + length), request.prompt.size(), request.prompt.size() + request.n_bytes,
                     request.seed, rows.kept.read(), {position, {}, model_.read_cache(0, first, position)}};
     for (const replayssm_save_kind kind : kinds) {
-      stopped.packed.blob.resize(model_.slots().save_bytes(kind));
-      model_.slots().save(replayssm::host_list(slots_.data(), 1), kind, stopped.packed.blob.data(), stopped.packed.blob.size(),
+      stopped.blob.bytes.resize(model_.slots().save_bytes(kind));
+      model_.slots().save(replayssm::host_list(slots_.data(), 1), kind, stopped.blob.bytes.data(), stopped.blob.bytes.size(),
                           &model_.exec());
       out.push_back(stopped);
     }
@@ -205,14 +205,14 @@ std::string Decoder::resume(const Stopped& stopped) {
   const Rows& rows = model_.rows();
   const Request request = stopped.request();
   start(&request);
-  const std::int64_t position = stopped.packed.position;
+  const std::int64_t position = stopped.blob.position;
   rows.text.write(std::vector<std::uint8_t>(stopped.text.begin(), stopped.text.end()));
   rows.length.write({static_cast<std::int32_t>(stopped.text.size())});
   rows.kept.write(stopped.hidden);
-  model_.write_cache(0, position - cached_tokens(model_.weights().host.config, position), position, stopped.packed.cache);
+  model_.write_cache(0, position - cached_tokens(model_.weights().host.config, position), position, stopped.blob.cache);
   auto args = replayssm::init<replayssm_restore_args>();
   args.generation = generations_.data();
-  model_.slots().restore(replayssm::host_list(slots_.data(), 1), stopped.packed.blob.data(), stopped.packed.blob.size(), &args,
+  model_.slots().restore(replayssm::host_list(slots_.data(), 1), stopped.blob.bytes.data(), stopped.blob.bytes.size(), &args,
                          &model_.exec());
   while (rows.length.read() != rows.end.read()) {
     for (int i = 0; i < LOOK_EVERY; ++i) graph_->launch();
