@@ -86,8 +86,8 @@ a lent page without its offset~src/replay/slots.rs~s/base\.0\.checked_add\(l\.of
 a plan without padding~src/replay/capacity.rs~s/list\.push\(c\.stride/list.push(c.bytes/~--test plan the_total
 a plan without counters~src/replay/capacity.rs~s/\(budget\.saturating_sub\(COUNTER_BYTES\) \/ each\)/(budget \/ each)/~--test plan case_19
 a kernel takes every layer for the first~cuda/common/batch.cuh~s/\(\(const i64 \*\)c\.base\)\[layer\]/((const i64 *)c.base)[0]/~--test lent anywhere
-a fold kernel takes in one token fewer~cuda/common/export.cuh~s/w\.base \+ i >= w\.tag\[warp_of\(\)\]/w.base + i > w.tag[warp_of()]/~--test across few_models_of_gdn
-a fold kernel sets no tag~cuda/common/export.cuh~s/half \+ H == 2 && c\.rows > 0/half + H == 3 \&\& c.rows > 0/~--test life pools_have
+a fold kernel takes in one token fewer~cuda/common/fold.cuh~s/w\.base \+ i >= w\.tag\[warp_of\(\)\]/w.base + i > w.tag[warp_of()]/~--test across few_models_of_gdn
+a fold kernel sets no tag~cuda/common/fold.cuh~s/half \+ H == 2 && c\.rows > 0/half + H == 3 \&\& c.rows > 0/~--test life pools_have
 a snapshot kernel misses what is just reached~cuda/common/batch.cuh~s/wanted <= c\.position;/wanted < c.position;/~--test life a_prefix
 a copy kernel leaves words behind~cuda/slots/copy.cu~s/whole \/ 16, swap/whole \/ 16 - 1, swap/~--test life many_forks
 a load kernel believes any tag~cuda/slots/copy.cu~s/bool stands = from\[i\] == position;/bool stands = from[i] <= position;/~--test life a_checkpoint_that

@@ -414,14 +414,14 @@ struct WindowParams {
 
 // Of the family's parameters a fold uses slots, place.pool, state, rings and shared, and the batch if it has one. dst: of an export, and
 // in all of them the layers.
-struct Mamba2ExportParams {
+struct Mamba2FoldParams {
   Mamba2Params family;
   List list;
   StateTensor dst;
   Fold fold;
 };
 
-struct DeltaExportParams {
+struct DeltaFoldParams {
   DeltaParams family;
   List list;
   StateTensor dst;
@@ -432,7 +432,7 @@ struct DeltaExportParams {
 enum : i32 { MAX_COMPONENTS = 8, COPY_BYTES = 16384 };
 
 // What a component is, as far as copies ask: Component of src/replay/layout.rs.
-enum : i32 { COMPONENT_CHECKPOINT = 1, COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };
+enum : i32 { COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };
 
 // A part of a pool's memory that is copied: bytes of every layer and slot (ring). Chunks are numbered over all components.
 struct CopiedComponent {

@@ -383,7 +383,7 @@ pub struct WindowParams {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Mamba2ExportParams {
+pub struct Mamba2FoldParams {
     pub family: Mamba2Params,
     pub list: List,
     pub dst: StateTensor,
@@ -392,7 +392,7 @@ pub struct Mamba2ExportParams {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct DeltaExportParams {
+pub struct DeltaFoldParams {
     pub family: DeltaParams,
     pub list: List,
     pub dst: StateTensor,
@@ -531,8 +531,8 @@ params!(
     CursorParams,
     ImportParams,
     WindowParams,
-    Mamba2ExportParams,
-    DeltaExportParams,
+    Mamba2FoldParams,
+    DeltaFoldParams,
     CopyParams,
     RewindParams,
     InspectParams,
@@ -909,7 +909,6 @@ mod tests {
             CURSORS_IMPORT = cursors::IMPORT,
             CURSORS_FLUSH_LATER = cursors::FLUSH_LATER,
             CURSORS_COPY = cursors::COPY,
-            COMPONENT_CHECKPOINT = layout::Component::Checkpoint as i32,
             COMPONENT_TAGS = layout::Component::Tags as i32,
             COMPONENT_WINDOW_TAGS = layout::Component::WindowTags as i32,
             MAX_COMPONENTS = MAX_COMPONENTS,
@@ -962,8 +961,8 @@ mod tests {
             }
             ImportParams { slots, list, src, state, windows, pool, is_window }
             WindowParams { slots, batch, list, dst, fold, windows, pool }
-            Mamba2ExportParams { family, list, dst, fold }
-            DeltaExportParams { family, list, dst, fold }
+            Mamba2FoldParams { family, list, dst, fold }
+            DeltaFoldParams { family, list, dst, fold }
             CopiedComponent { at, bytes, first_chunk, kind, per_ring }
             CopyParams {
                 slots, from, to, windows, components, n_chunks, n_components, n_layers, kind, pool, is_window,
