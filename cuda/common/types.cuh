@@ -83,6 +83,8 @@ struct Report {
   i64 first_row;
   i32 first_pool;
   i32 first_layer;
+  u32 clears;
+  u32 reserved;
 };
 
 // Counters, in device memory.
@@ -414,14 +416,14 @@ struct WindowParams {
 
 // Of the family's parameters a fold uses slots, place.pool, state, rings and shared, and the batch if it has one. dst: of an export, and
 // in all of them the layers.
-struct Mamba2ExportParams {
+struct Mamba2FoldParams {
   Mamba2Params family;
   List list;
   StateTensor dst;
   Fold fold;
 };
 
-struct DeltaExportParams {
+struct DeltaFoldParams {
   DeltaParams family;
   List list;
   StateTensor dst;
@@ -429,10 +431,10 @@ struct DeltaExportParams {
 };
 
 // The most components of a pool, and the bytes of a chunk of one that a block copies.
-enum : i32 { MAX_COMPONENTS = 8, COPY_BYTES = 16384 };
+enum : i32 { MAX_COMPONENTS = 12, COPY_BYTES = 16384 };
 
 // What a component is, as far as copies ask: Component of src/replay/layout.rs.
-enum : i32 { COMPONENT_CHECKPOINT = 1, COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };
+enum : i32 { COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };
 
 // A part of a pool's memory that is copied: bytes of every layer and slot (ring). Chunks are numbered over all components.
 struct CopiedComponent {
@@ -501,14 +503,18 @@ struct Guard {
   i32 reserved;
 };
 
-enum : i32 { MAX_INPUTS = 18, MAX_GUARDS = 12 };
+// The most inputs of a call.
+enum : i32 { MAX_INPUTS = 18 };
+
+// What a guard holds: GUARD of src/replay/layout.rs.
+enum : u8 { GUARD_BYTE = 0xC5 };
 
 struct InspectParams {
   Slots slots;
   Batch batch;
   Place place;
   Input inputs[MAX_INPUTS];
-  Guard guards[MAX_GUARDS];
+  Guard guards[MAX_COMPONENTS];
   i32 n_inputs;
   i32 n_guards;
   i32 n_layers;

@@ -2,9 +2,6 @@
 // kernel writes the guards of a new pool. Mirrors src/backend/cpu/inspect.rs.
 #include "../common/batch.cuh"
 
-// What a guard holds: GUARD of src/replay/layout.rs.
-enum : u8 { GUARD_BYTE = 0xC5 };
-
 DEVICE char *guard_of(const Guard &g, i64 layer, i64 index) { return (char *)part_at(g.component, layer, index) + g.bytes; }
 
 DEVICE void report(const InspectParams &p, bool any, u32 bit, i64 id, i64 row) {
@@ -28,7 +25,8 @@ DEVICE bool has_broken(const Guard &g, const char *at) {
 
 DEVICE void inspect_row(const InspectParams &p, i64 row) {
   Row r = resolve(p.slots, p.batch, row, p.place, false);
-  if (!r.live) return;
+  // What threads read may be moving if the caller's order is wrong; a block stays together all the same.
+  if (!__syncthreads_and(r.live)) return;
   bool same_slot = false, same_ring = false;
   for (i64 i = threadIdx.x; i < row; i += blockDim.x) {
     Row other = resolve(p.slots, p.batch, i, p.place, false);

@@ -4,7 +4,7 @@ use super::Cuda;
 use super::instances::{Key, Work};
 use super::mamba2::columns_of;
 use super::params::{
-    Batch, CHUNK, Carve, Component, DeltaExportParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
+    Batch, CHUNK, Carve, Component, DeltaFoldParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
     StateTensor, TOKENS, Tensor, gate as numbers, mode as number,
 };
 use crate::error::{Error, Result};
@@ -15,13 +15,13 @@ use crate::replay::plan::{MAX_PARALLEL, MAX_WARPS};
 use crate::replay::position::Rule;
 use crate::replay::step::MAX_BLOCKS;
 
-/// Of the serial form, of the parallel one, of tails and of exports.
+/// Of the serial form, of the parallel one, of tails and of folds.
 fn keys(pool: &PoolConfig, dims: &DeltaDims) -> [Key; 4] {
     let (columns, kda) = (columns_of(dims.k), dims.kind == DeltaKind::Kda);
     let key = |work, high| Key { work, format: pool.format as u8, high, kda, columns };
     let high = pool.readout == Readout::High;
     let tail = Key { work: Work::DeltaTail, format: 0, high: false, kda, columns };
-    [key(Work::DeltaSerial, false), key(Work::DeltaParallel, high), tail, key(Work::DeltaExport, false)]
+    [key(Work::DeltaSerial, false), key(Work::DeltaParallel, high), tail, key(Work::DeltaFold, false)]
 }
 
 /// Arrays in shared memory, in the order of `cuda/delta/delta.cuh`.
@@ -54,17 +54,17 @@ fn carve(state: &State, kda: bool, parallel_tokens: usize) -> Carve {
 /// Loads what a pool can need.
 pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     let Family::Delta(dims) = &pool.family else { return Ok(()) };
-    let [serial, parallel, tail, export] = keys(pool, dims);
+    let [serial, parallel, tail, fold] = keys(pool, dims);
     cuda.load(serial)?;
     cuda.load(tail)?;
-    cuda.load(export)?;
+    cuda.load(fold)?;
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
     Ok(())
 }
 
-/// What steps, extends and exports have in common.
+/// What steps, extends and folds have in common.
 fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, layer: Option<i64>) -> DeltaParams {
     let ring = |component| Component::of(pool, component, layer);
     DeltaParams {
@@ -166,8 +166,8 @@ pub(super) fn fold(
     let units = i64::from(dst.n_layers) * i64::from(state.heads) * i64::from(state.parts);
     let items = match batch {
         Some(batch) => cuda.due_blocks(threads).min(batch.n_rows.saturating_mul(units)),
-        None => list.n.saturating_mul(units),
+        None => cuda.list_blocks(list.n.saturating_mul(units)),
     };
-    let params = DeltaExportParams { family, list, dst, fold };
+    let params = DeltaFoldParams { family, list, dst, fold };
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)
 }

@@ -10,7 +10,7 @@ pub enum Work {
     /// Mamba-2: the tail of an extend.
     Mamba2Tail,
     /// Mamba-2: states at held positions.
-    Mamba2Export,
+    Mamba2Fold,
     /// Delta rules, as for Mamba-2.
     DeltaSerial,
     /// Delta rules, as for Mamba-2.
@@ -18,7 +18,7 @@ pub enum Work {
     /// Delta rules, as for Mamba-2.
     DeltaTail,
     /// Delta rules, as for Mamba-2.
-    DeltaExport,
+    DeltaFold,
     /// Convolutions: step and extend.
     Conv1d,
     /// Positions of a batch's rows.
@@ -97,8 +97,8 @@ impl Key {
                         keys.push(key(parallel, true, kda));
                     }
                 }
-                keys.push(key(Work::Mamba2Export, false, false));
-                keys.extend([key(Work::DeltaExport, false, false), key(Work::DeltaExport, false, true)]);
+                keys.push(key(Work::Mamba2Fold, false, false));
+                keys.extend([key(Work::DeltaFold, false, false), key(Work::DeltaFold, false, true)]);
             }
         }
         keys
@@ -120,15 +120,15 @@ impl Key {
             Work::Mamba2Serial => "mamba2_serial",
             Work::Mamba2Parallel => "mamba2_parallel",
             Work::Mamba2Tail => "mamba2_tail",
-            Work::Mamba2Export => "mamba2_export",
+            Work::Mamba2Fold => "mamba2_fold",
             Work::DeltaTail if self.kda => "kda_tail",
             Work::DeltaTail => "gdn_tail",
             Work::DeltaSerial if self.kda => "kda_serial",
             Work::DeltaSerial => "gdn_serial",
             Work::DeltaParallel if self.kda => "kda_parallel",
             Work::DeltaParallel => "gdn_parallel",
-            Work::DeltaExport if self.kda => "kda_export",
-            Work::DeltaExport => "gdn_export",
+            Work::DeltaFold if self.kda => "kda_fold",
+            Work::DeltaFold => "gdn_fold",
             Work::Conv1d => "conv1d",
             Work::Commit => "commit",
             Work::Reset => "reset",
@@ -159,11 +159,11 @@ impl Key {
             Work::Mamba2Serial => "mamba2/serial.cu",
             Work::Mamba2Parallel => "mamba2/parallel.cu",
             Work::Mamba2Tail => "mamba2/tail.cu",
-            Work::Mamba2Export => "mamba2/export.cu",
+            Work::Mamba2Fold => "mamba2/fold.cu",
             Work::DeltaTail => "delta/tail.cu",
             Work::DeltaSerial => "delta/serial.cu",
             Work::DeltaParallel => "delta/parallel.cu",
-            Work::DeltaExport => "delta/export.cu",
+            Work::DeltaFold => "delta/fold.cu",
             Work::Conv1d => "conv1d/conv1d.cu",
             Work::Commit => "slots/commit.cu",
             Work::Reset => "slots/reset.cu",

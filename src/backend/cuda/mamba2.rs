@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::instances::{COLUMNS, Key, Work};
 use super::params::{
-    Batch, CHUNK, Carve, Component, Fold, GATES_BYTES, List, Mamba2ExportParams, Mamba2Params, Place, Slots, State,
+    Batch, CHUNK, Carve, Component, Fold, GATES_BYTES, List, Mamba2FoldParams, Mamba2Params, Place, Slots, State,
     StateTensor, TOKENS, Tensor, mode as number,
 };
 use crate::error::{Error, Result};
@@ -18,11 +18,11 @@ pub(super) fn columns_of(columns: usize) -> u16 {
     COLUMNS.into_iter().find(|&most| columns <= most.into()).unwrap_or(0)
 }
 
-/// Of the serial form, of the parallel one, and of exports.
+/// Of the serial form, of the parallel one, and of folds.
 fn keys(pool: &PoolConfig, columns: usize) -> [Key; 3] {
     let key = |work, high| Key { work, format: pool.format as u8, high, kda: false, columns: columns_of(columns) };
     let high = pool.readout == Readout::High;
-    [key(Work::Mamba2Serial, false), key(Work::Mamba2Parallel, high), key(Work::Mamba2Export, false)]
+    [key(Work::Mamba2Serial, false), key(Work::Mamba2Parallel, high), key(Work::Mamba2Fold, false)]
 }
 
 /// Arrays in shared memory, in the order of `cuda/mamba2/mamba2.cuh`.
@@ -45,10 +45,10 @@ pub(super) fn carve(columns: i32, warps: i32, parallel_tokens: usize) -> Carve {
 /// Loads what a pool can need.
 pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     let Family::Mamba2(dims) = &pool.family else { return Ok(()) };
-    let [serial, parallel, export] = keys(pool, dims.dstate);
+    let [serial, parallel, fold] = keys(pool, dims.dstate);
     cuda.load(serial)?;
     cuda.load(Key::single(Work::Mamba2Tail))?;
-    cuda.load(export)?;
+    cuda.load(fold)?;
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
@@ -146,8 +146,8 @@ pub(super) fn fold(
     let units = i64::from(dst.n_layers) * i64::from(state.heads) * i64::from(state.parts);
     let items = match batch {
         Some(batch) => cuda.due_blocks(threads).min(batch.n_rows.saturating_mul(units)),
-        None => list.n.saturating_mul(units),
+        None => cuda.list_blocks(list.n.saturating_mul(units)),
     };
-    let params = Mamba2ExportParams { family, list, dst, fold };
+    let params = Mamba2FoldParams { family, list, dst, fold };
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)
 }

@@ -2,6 +2,7 @@
 //! compilation of a kernel.
 
 use crate::backend::report::Report;
+use crate::error::{Error, Result};
 use crate::replay::config::{CONV_TILE, Family, PoolConfig, TILE_ROWS};
 use crate::replay::launch::{self, Address, Gate, Mode, PoolView, SlotsView};
 use crate::replay::layout;
@@ -383,7 +384,7 @@ pub struct WindowParams {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Mamba2ExportParams {
+pub struct Mamba2FoldParams {
     pub family: Mamba2Params,
     pub list: List,
     pub dst: StateTensor,
@@ -392,7 +393,7 @@ pub struct Mamba2ExportParams {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct DeltaExportParams {
+pub struct DeltaFoldParams {
     pub family: DeltaParams,
     pub list: List,
     pub dst: StateTensor,
@@ -400,7 +401,7 @@ pub struct DeltaExportParams {
 }
 
 /// The most components of a pool.
-pub const MAX_COMPONENTS: usize = 8;
+pub const MAX_COMPONENTS: usize = 12;
 
 /// Bytes of a chunk that a block copies.
 pub const COPY_BYTES: i64 = 16384;
@@ -499,8 +500,6 @@ pub struct Guard {
 
 /// The most inputs of a call: a convolution's sections and two parameters.
 pub const MAX_INPUTS: usize = MAX_SECTIONS + 2;
-/// No pool has more components.
-pub const MAX_GUARDS: usize = 12;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -509,7 +508,7 @@ pub struct InspectParams {
     pub batch: Batch,
     pub place: Place,
     pub inputs: [Input; MAX_INPUTS],
-    pub guards: [Guard; MAX_GUARDS],
+    pub guards: [Guard; MAX_COMPONENTS],
     pub n_inputs: i32,
     pub n_guards: i32,
     pub n_layers: i32,
@@ -531,13 +530,24 @@ params!(
     CursorParams,
     ImportParams,
     WindowParams,
-    Mamba2ExportParams,
-    DeltaExportParams,
+    Mamba2FoldParams,
+    DeltaFoldParams,
     CopyParams,
     RewindParams,
     InspectParams,
     ReadParams
 );
+
+/// Puts items into an array of parameters; how many there were.
+pub fn fill<T>(to: &mut [T], items: impl Iterator<Item = T>) -> Result<i32> {
+    let mut n = 0;
+    for item in items {
+        let place = to.get_mut(n).ok_or_else(|| Error::Internal("more than a launch can take along".into()))?;
+        *place = item;
+        n += 1;
+    }
+    Ok(n as i32)
+}
 
 fn pointer(at: Option<Address>) -> u64 {
     at.map_or(0, |at| at.0 as u64)
@@ -869,6 +879,9 @@ mod tests {
             FAULT_COUNT = fault::COUNT,
             FAULT_LENGTH = fault::LENGTH,
             FAULT_POSITION = fault::POSITION,
+            FAULT_DUPLICATE = fault::DUPLICATE,
+            FAULT_CANARY = fault::CANARY,
+            FAULT_NOT_FINITE = fault::NOT_FINITE,
             FAULT_REWIND = fault::REWIND,
             PLACE_NONE = report::PLACE_NONE,
             PLACE_CLAIMED = report::PLACE_CLAIMED,
@@ -879,6 +892,9 @@ mod tests {
             GATE_LOWER_BOUND = GATE_LOWER_BOUND,
             GATE_LOG_DECAY = GATE_LOG_DECAY,
             MAX_POSITION = MAX_POSITION,
+            // C++ has no number for the least one.
+            LAYER_TABLE = format!("{} - 1", LAYER_TABLE + 1),
+            GUARD_BYTE = layout::GUARD,
             MAX_DIM = MAX_DIM,
             MAX_WIDTH = MAX_WIDTH,
             TILE = TILE_ROWS,
@@ -893,6 +909,7 @@ mod tests {
             MAX_INLINE = MAX_INLINE,
             MAX_SECTIONS = MAX_SECTIONS,
             MAX_POOLS = MAX_POOLS,
+            MAX_INPUTS = MAX_INPUTS,
             IDS_BOTH = Which::Both as i32,
             IDS_SLOTS = Which::Slots as i32,
             IDS_RINGS = Which::Rings as i32,
@@ -909,7 +926,6 @@ mod tests {
             CURSORS_IMPORT = cursors::IMPORT,
             CURSORS_FLUSH_LATER = cursors::FLUSH_LATER,
             CURSORS_COPY = cursors::COPY,
-            COMPONENT_CHECKPOINT = layout::Component::Checkpoint as i32,
             COMPONENT_TAGS = layout::Component::Tags as i32,
             COMPONENT_WINDOW_TAGS = layout::Component::WindowTags as i32,
             MAX_COMPONENTS = MAX_COMPONENTS,
@@ -917,7 +933,7 @@ mod tests {
         }
         layout! { text:
             Cursor { position, flush_before, seed, generation, committed }
-            Report { bits, place, count, first_slot, first_row, first_pool, first_layer }
+            Report { bits, place, count, first_slot, first_row, first_pool, first_layer, clears }
             Stats {
                 steps, rows, tokens, accepted, flushes, checkpoint_read, checkpoint_written, ring_read, ring_written,
             }
@@ -962,8 +978,8 @@ mod tests {
             }
             ImportParams { slots, list, src, state, windows, pool, is_window }
             WindowParams { slots, batch, list, dst, fold, windows, pool }
-            Mamba2ExportParams { family, list, dst, fold }
-            DeltaExportParams { family, list, dst, fold }
+            Mamba2FoldParams { family, list, dst, fold }
+            DeltaFoldParams { family, list, dst, fold }
             CopiedComponent { at, bytes, first_chunk, kind, per_ring }
             CopyParams {
                 slots, from, to, windows, components, n_chunks, n_components, n_layers, kind, pool, is_window,

@@ -1,6 +1,6 @@
 // States of a delta rule at held positions. Instances as in serial.cu; of the arrays in shared memory it uses AT_K, AT_V, AT_GATES and,
 // for KDA, AT_DECAYS and AT_SLOW.
-#include "../common/export.cuh"
+#include "../common/fold.cuh"
 #include "delta.cuh"
 
 struct DeltaFamily {
@@ -30,6 +30,6 @@ struct DeltaFamily {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, INSTANCE_BLOCKS) replayssm_kernel(const __grid_constant__ DeltaExportParams p) {
+extern "C" __global__ void __launch_bounds__(256, INSTANCE_BLOCKS) replayssm_kernel(const __grid_constant__ DeltaFoldParams p) {
   fold_states<DeltaFamily, INSTANCE_FORMAT, INSTANCE_COLUMNS / BLOCK, INSTANCE_HALVES>(p);
 }

@@ -1,6 +1,6 @@
 // States of Mamba-2 at held positions. Instances as in serial.cu, with INSTANCE_BLOCKS 1: a block alone keeps enough bytes in flight, and two of
 // them would spill on sm_100 and sm_120. Of the arrays in shared memory it uses AT_B, AT_X and AT_GATES.
-#include "../common/export.cuh"
+#include "../common/fold.cuh"
 #include "mamba2.cuh"
 
 struct Mamba2Family {
@@ -28,6 +28,6 @@ struct Mamba2Family {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, INSTANCE_BLOCKS) replayssm_kernel(const __grid_constant__ Mamba2ExportParams p) {
+extern "C" __global__ void __launch_bounds__(256, INSTANCE_BLOCKS) replayssm_kernel(const __grid_constant__ Mamba2FoldParams p) {
   fold_states<Mamba2Family, INSTANCE_FORMAT, INSTANCE_COLUMNS / BLOCK, INSTANCE_HALVES>(p);
 }
