@@ -1,5 +1,6 @@
 //! The three objects behind the handles: a context, the slots of a model on it, and pools of layers.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::config::{Family, PoolConfig, SlotsConfig};
@@ -630,11 +631,11 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
             .collect::<Result<_>>()?;
         let mut sorted: Vec<usize> = bases.iter().map(|base| base.0).collect();
         sorted.sort_unstable();
-        if let Some(near) = sorted.windows(2).find(|pair| pair[1] - pair[0] < bytes as usize) {
+        if let Some((a, b)) = overlapping(&sorted, n as usize, stride as usize, bytes as usize) {
             return Err(Error::invalid(
                 name("layer_bases"),
-                format!("with {:#x} and {:#x}", near[0], near[1]),
-                format!("layers at least {bytes} bytes apart"),
+                format!("with {a:#x} and {b:#x}"),
+                format!("layers whose {n} parts of {bytes} bytes, {stride} bytes apart, do not overlap"),
             ));
         }
         return Ok(Site { bases, layer_stride: None, stride });
@@ -649,6 +650,32 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
         ));
     }
     Ok(Site::strided(place("base", l.base)?, layer_stride, n_layers, stride))
+}
+
+/// Two of these bases in order, with `n` parts of `bytes` bytes `stride` apart at each, whose parts overlap.
+fn overlapping(bases: &[usize], n: usize, stride: usize, bytes: usize) -> Option<(usize, usize)> {
+    let stride = if n == 1 { bytes } else { stride };
+    let reach = (n - 1) * stride + bytes;
+    // Bases whose last part ends behind the one at hand, by where they lie in a stride. None of them are near each other there, so
+    // neighbours are all that need a look: 2^20 layers that share pages take a second and not a day.
+    let mut open = BTreeMap::new();
+    let mut ended = bases.iter().peekable();
+    for &base in bases {
+        while let Some(first) = ended.next_if(|&&first| base - first >= reach) {
+            open.remove(&(first % stride));
+        }
+        let at = base % stride;
+        let below = open.range(..=at).next_back().or_else(|| open.last_key_value());
+        let above = open.range(at..).next().or_else(|| open.first_key_value());
+        for (&other, &first) in [below, above].into_iter().flatten() {
+            let apart = at.abs_diff(other);
+            if apart.min(stride - apart) < bytes {
+                return Some((first, base));
+            }
+        }
+        open.insert(at, base);
+    }
+    None
 }
 
 /// The addresses of a site's layers in the backend's memory; address 0 where layers are at equal distances.
