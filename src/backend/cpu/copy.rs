@@ -48,7 +48,7 @@ pub(super) fn run(
     }
     if exec.part == 0 && args.kind != CopyKind::Stored {
         // What is loaded has no ring: where pools have slots of their own, no slot stands for all of them.
-        let from = (!(args.kind.from_slot() && !from.named.is_empty())).then(|| from.rings());
+        let from = (!args.kind.from_slot() || from.named.is_empty()).then(|| from.rings());
         for i in 0..to.list.n {
             copy_cursor(slots, from.as_ref(), &to.rings(), args, i);
         }

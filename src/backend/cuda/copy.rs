@@ -42,7 +42,7 @@ pub(super) fn run(
             continue;
         }
         // What is loaded has no ring: where pools have slots of their own, no slot stands for all of them.
-        let has_from = !(args.kind.from_slot() && !from.named.is_empty());
+        let has_from = !args.kind.from_slot() || from.named.is_empty();
         let mut params = CursorParams {
             kind: kinds::COPY + args.kind as i32,
             has_from: has_from.into(),
