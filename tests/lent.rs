@@ -260,6 +260,60 @@ fn a_pool_goes_on_where_its_memory_was_moved_to() {
     }
 }
 
+/// Layers may lie within each other's strides, if no part of one is where a part of another is.
+#[test]
+fn layers_that_overlap_in_any_slot_are_refused() {
+    let spec = spec(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_EXACT);
+    let owned = Rig::new(spec.clone());
+    let blocks = blocks_for(&owned, 1);
+    let mut lent: Vec<_> = blocks.iter().map(Blocks::lent).collect();
+    let rig = lent_rig(&spec, &lent);
+    // What is bound is not touched before a call works on it, and none does.
+    let checkpoint = owned.component(REPLAYSSM_COMPONENT_CHECKPOINT);
+    let part = (checkpoint.bytes as usize).next_multiple_of(16);
+    let (first, n) = (1usize << 32, spec.slots);
+    let mut bind = |stride: usize, at: [usize; LAYERS]| {
+        let bases = heap(at.map(|at| (first + at) as *mut c_void));
+        lent[0] = desc!(replayssm_lent {
+            kind: REPLAYSSM_COMPONENT_CHECKPOINT,
+            layer_bases: bases.as_ptr(),
+            slot_stride_bytes: stride as i64,
+        });
+        rig.rebind(&lent)
+    };
+    // By trying every pair of parts.
+    let overlap = |stride: usize, at: [usize; LAYERS]| {
+        let parts: Vec<usize> = at.iter().flat_map(|at| (0..n).map(move |slot| at + slot * stride)).collect();
+        let near = |i: usize| parts[..i].iter().any(|other| other.abs_diff(parts[i]) < checkpoint.bytes as usize);
+        (1..parts.len()).any(near)
+    };
+    let mut rng = Rng(11);
+    let mut seen = [0; 2];
+    let mut check = |stride: usize, at: [usize; LAYERS]| {
+        let wrong = overlap(stride, at);
+        let wanted = if wrong { REPLAYSSM_INVALID_ARGUMENT } else { REPLAYSSM_OK };
+        assert_eq!(bind(stride, at), wanted, "stride {stride}, layers at {at:?}, parts of {part}");
+        seen[usize::from(wrong)] += 1;
+    };
+    // Slot 1 of layer 0 is slot 0 of layer 1.
+    check(part, [0, part, 9 * part]);
+    assert!(message().starts_with("lent[0].layer_bases is with 0x100000000 and 0x"), "{}", message());
+    check(3 * part, [0, part, 2 * part]);
+    check(3 * part, [2 * part, 0, 4 * part]);
+    // Behind the last slot a part may lie anywhere.
+    check(3 * part, [0, 7 * part + 16, 30 * part]);
+    check(3 * part, [0, 6 * part + 16, 30 * part]);
+    for _ in 0..500 {
+        let stride = part + 16 * rng.below(3 * part / 16);
+        let quarters = [part / 4, part].map(|step| step / 16 * 16)[rng.below(2)];
+        check(stride, [0; LAYERS].map(|_| rng.below(40) * quarters));
+    }
+    assert!(seen.iter().all(|&n| n > 50), "{seen:?}");
+    // Where it was, so that the rig can go.
+    let bound: Vec<_> = blocks.iter().map(Blocks::lent).collect();
+    assert_eq!(rig.rebind(&bound), REPLAYSSM_OK, "{}", message());
+}
+
 #[test]
 fn a_wrong_lending_is_refused_by_name() {
     let spec = spec(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_EXACT);

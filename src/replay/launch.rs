@@ -1,7 +1,7 @@
 //! What a call hands to a backend: checked, typed, without a pointer dereferenced.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::config::{DeltaKind, Family, PoolConfig, SlotsConfig};
 use super::layout::{Component, ComponentLayout};
@@ -585,6 +585,11 @@ impl Named {
         self.pools.iter().take(self.n)
     }
 
+    /// Whether no pool is named.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
     /// The ids of a pool, if it has its own.
     pub fn of(&self, pool: i32) -> Option<Ids> {
         self.pools.iter().take(self.n).find(|(index, _)| *index == pool).map(|(_, ids)| *ids)
@@ -603,6 +608,14 @@ pub struct PoolLists {
 }
 
 impl PoolLists {
+    /// What cursors go by, and whatever else is no pool's: where pools have slots of their own, the rings alone.
+    pub fn rings(&self) -> List {
+        match self.list.which {
+            Which::Both if !self.named.is_empty() => List { which: Which::Rings, ..self.list },
+            _ => self.list,
+        }
+    }
+
     /// A pool's list.
     pub fn of(&self, pool: &PoolView) -> List {
         match self.named.of(pool.index) {
@@ -1024,6 +1037,10 @@ pub struct PoolView {
     pub index: i32,
     /// Memory, in the order of [`super::layout::components`].
     pub components: Vec<ComponentView>,
+    /// What of it the library owns.
+    pub memory: Blocks,
+    /// Addresses of the layers of components whose layers lie anywhere.
+    pub tables: Blocks,
 }
 
 impl PoolView {
@@ -1143,6 +1160,27 @@ pub struct BackendInfo {
 pub trait Memory: Send + Sync {
     /// First byte.
     fn address(&self) -> Address;
+}
+
+/// Memory that is freed when all who may be using it are done.
+pub struct Blocks(Mutex<Vec<Box<dyn Memory>>>);
+
+impl Blocks {
+    /// Keeps blocks.
+    pub fn new(blocks: Vec<Box<dyn Memory>>) -> Self {
+        Blocks(Mutex::new(blocks))
+    }
+
+    /// Keeps others instead. No work may be using those.
+    pub fn replace(&self, blocks: Vec<Box<dyn Memory>>) {
+        let _old = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), blocks);
+    }
+}
+
+impl std::fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Blocks")
+    }
 }
 
 /// What a backend does. All arguments have been checked; what only the device can see is the backend's to check.

@@ -1,12 +1,13 @@
 //! The three objects behind the handles: a context, the slots of a model on it, and pools of layers.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, CopyArgs, Cursor, DeltaArgs, Exec, FlushArgs, Ids,
-    Input, List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, Site,
+    Address, Backend, Batch, Blocks, CommitArgs, ComponentView, ConvArgs, CopyArgs, Cursor, DeltaArgs, Exec, FlushArgs,
+    Ids, Input, List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, Site,
     SlotsView, SnapshotArgs, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
@@ -39,12 +40,9 @@ pub struct Slots {
 
 /// A pool: equal layers of one family.
 pub struct Layers {
-    // Before the slots handle, and with it the context.
-    _memory: Vec<Box<dyn Memory>>,
-    /// Of components whose layers lie anywhere: their addresses.
-    tables: Mutex<Vec<Box<dyn Memory>>>,
-    slots: Arc<Slots>,
+    // Its memory goes before the slots handle, and with it the context.
     view: Arc<PoolView>,
+    slots: Arc<Slots>,
     layouts: Vec<ComponentLayout>,
     /// Components that were lent.
     lent: Vec<Component>,
@@ -379,15 +377,15 @@ impl Layers {
         }
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
-        let view = Arc::new(PoolView { config, index, components: views });
+        let (memory, tables) = (Blocks::new(memory), Blocks::new(tables));
+        let view = Arc::new(PoolView { config, index, components: views, memory, tables });
         if slots.view.config.checks {
             slots.backend().write_guards(&slots.view, &view)?;
         }
         pools.push(view.clone());
         drop(pools);
-        let tables = Mutex::new(tables);
         let kinds = lent.iter().map(|l| l.component).collect();
-        let layers = Arc::new(Layers { slots, view, layouts, lent: kinds, tables, _memory: memory });
+        let layers = Arc::new(Layers { view, slots, layouts, lent: kinds });
         layers.log_created(owned, lent.len());
         Ok(layers)
     }
@@ -453,7 +451,7 @@ impl Layers {
         for (view, site, table) in moves {
             view.move_to(site, table);
         }
-        let _old = std::mem::replace(&mut *lock(&self.tables), tables);
+        self.view.tables.replace(tables);
         Ok(())
     }
 
@@ -550,7 +548,8 @@ impl Layers {
 
 impl Drop for Layers {
     fn drop(&mut self) {
-        // Waits for a reset or rewind of all pools; then the memory may go.
+        // Waits for a reset or rewind of all pools; then the memory may go, or when the last save or restore that has a copy of the list
+        // is done.
         let mut pools = self.slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|view| !Arc::ptr_eq(view, &self.view));
     }
@@ -630,11 +629,11 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
             .collect::<Result<_>>()?;
         let mut sorted: Vec<usize> = bases.iter().map(|base| base.0).collect();
         sorted.sort_unstable();
-        if let Some(near) = sorted.windows(2).find(|pair| pair[1] - pair[0] < bytes as usize) {
+        if let Some((a, b)) = overlapping(&sorted, n as usize, stride as usize, bytes as usize) {
             return Err(Error::invalid(
                 name("layer_bases"),
-                format!("with {:#x} and {:#x}", near[0], near[1]),
-                format!("layers at least {bytes} bytes apart"),
+                format!("with {a:#x} and {b:#x}"),
+                format!("layers whose {n} parts of {bytes} bytes, {stride} bytes apart, do not overlap"),
             ));
         }
         return Ok(Site { bases, layer_stride: None, stride });
@@ -649,6 +648,32 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
         ));
     }
     Ok(Site::strided(place("base", l.base)?, layer_stride, n_layers, stride))
+}
+
+/// Two of these bases in order, with `n` parts of `bytes` bytes `stride` apart at each, whose parts overlap.
+fn overlapping(bases: &[usize], n: usize, stride: usize, bytes: usize) -> Option<(usize, usize)> {
+    let stride = if n == 1 { bytes } else { stride };
+    let reach = (n - 1) * stride + bytes;
+    // Bases whose last part ends behind the one at hand, by where they lie in a stride. None of them are near each other there, so
+    // neighbours are all that need a look: 2^20 layers that share pages take a second and not a day.
+    let mut open = BTreeMap::new();
+    let mut ended = bases.iter().peekable();
+    for &base in bases {
+        while let Some(first) = ended.next_if(|&&first| base - first >= reach) {
+            open.remove(&(first % stride));
+        }
+        let at = base % stride;
+        let below = open.range(..=at).next_back().or_else(|| open.last_key_value());
+        let above = open.range(at..).next().or_else(|| open.first_key_value());
+        for (&other, &first) in [below, above].into_iter().flatten() {
+            let apart = at.abs_diff(other);
+            if apart.min(stride - apart) < bytes {
+                return Some((first, base));
+            }
+        }
+        open.insert(at, base);
+    }
+    None
 }
 
 /// The addresses of a site's layers in the backend's memory; address 0 where layers are at equal distances.

@@ -96,10 +96,10 @@ pub(super) fn flush(
     exec: &Exec,
 ) -> Result<()> {
     check_lists(slots, pools, lists, "list", true)?;
-    check_positions(&lists.list, args.position, "flush_args.position")?;
+    check_positions(&lists.rings(), args.position, "flush_args.position")?;
     if args.later {
         if exec.part == 0 {
-            flush_later(slots, &lists.list, args);
+            flush_later(slots, &lists.rings(), args);
         }
         return Ok(());
     }
@@ -168,13 +168,14 @@ pub(super) fn snapshot(
     args: &SnapshotArgs,
     exec: &Exec,
 ) {
-    for pool in pools {
-        let Some((batch, to)) = args.of(batch, pool) else { continue };
-        let (layers, units) = (pool.config.n_layers as i64, units_of(pool));
-        let job = &Job { isa: cpu.isa, slots, pool, to: To::Slot };
-        // Hardly ever is a row due, so rows are looked at here and only the due ones are shared out.
-        for row in 0..batch.n_rows {
-            let Some((slot, ring, at)) = due(slots, &batch, args, row) else { continue };
+    // Hardly ever is a row due, so rows are looked at here, once for all pools, and only the due ones are shared out.
+    for (row, at) in (0..batch.n_rows).filter_map(|row| due(slots, batch, args, row).map(|at| (row, at))) {
+        for pool in pools {
+            let Some((batch, to)) = args.of(batch, pool) else { continue };
+            let (layers, units) = (pool.config.n_layers as i64, units_of(pool));
+            let job = &Job { isa: cpu.isa, slots, pool, to: To::Slot };
+            // The steps of this batch have reported its ids and lengths already.
+            let Row::Live { slot, ring, .. } = resolve(slots, &batch, row, -1, -1, false) else { continue };
             // SAFETY: the array has n_rows elements.
             let target = unsafe { raw::id(&to, row) };
             if target < 0 {
@@ -194,15 +195,18 @@ pub(super) fn snapshot(
     }
 }
 
-/// Slot, ring and position of a row whose last commit reached the position that is asked for.
-fn due(slots: &SlotsView, batch: &Batch, args: &SnapshotArgs, row: i64) -> Option<(i64, i64, i64)> {
+/// The position that is asked for of a row, if the last commit on its ring reached it. The row's slots are the pools' business.
+fn due(slots: &SlotsView, batch: &Batch, args: &SnapshotArgs, row: i64) -> Option<i64> {
     let at = at_i64(args.at, row);
     if at < 0 {
         return None;
     }
-    // The steps of this batch have reported its ids and lengths already.
-    let Row::Live { slot, ring, .. } = resolve(slots, batch, row, -1, -1, false) else { return None };
-    // SAFETY: ring ids are checked by `resolve`.
+    // SAFETY: the array has n_rows elements.
+    let ring = unsafe { raw::id(&batch.rings, row) };
+    if !(0..i64::from(slots.config.n_rings)).contains(&ring) {
+        return None;
+    }
+    // SAFETY: the ring is one of the handle's.
     let cursor = unsafe { raw::cursor(slots.cursors, ring) };
     if let Some(generation) = batch.generation {
         // SAFETY: the array has n_rows elements.
@@ -212,7 +216,7 @@ fn due(slots: &SlotsView, batch: &Batch, args: &SnapshotArgs, row: i64) -> Optio
     }
     let position = cursor.position.load(Relaxed);
     let before = position - i64::from(cursor.committed.load(Relaxed));
-    (before < at && at <= position).then_some((slot, ring, at))
+    (before < at && at <= position).then_some(at)
 }
 
 #[inline(always)]
