@@ -230,7 +230,8 @@ struct Mamba2DecodeParams {
   i32 b_bytes;
   // Records of B that there is space for, a multiple of 16.
   i32 rows;
-  i32 reserved;
+  // Whether two neighbouring elements of z and out can be moved as one: bfloat16 at even places.
+  i32 has_pairs;
 };
 
 // Gates of a delta rule.

@@ -1,8 +1,11 @@
 // Mamba-2: steps of one token a row, where memory is the limit: 128 columns, bfloat16 activations, everything aligned to 16 bytes.
 //
-// Blocks stay on their multiprocessors and take one item after the other: a few heads of one group and row. The last warp, the producer,
-// brings what the items need to shared memory by bulk copies, a head per stage and B and C per item, as far ahead as there are stages.
-// Four consumer warps compute: a head each; or, where records are folded, a tile of one head each, by the serial form's arithmetic.
+// Blocks stay on their multiprocessors and take one item after the other: a few heads of one group and row. Each warp has its part:
+//
+//   planner         reads ids, cursors, tags and gates of the items to come, and says what is to be done with each head and where it lies
+//   producer        brings what a head needs to shared memory by bulk copies, a head per stage and B and C per item, as far ahead as there
+//                   are stages
+//   four consumers  compute: a head each; or, where records are folded, a tile of one head each, by the serial form's arithmetic
 //
 // INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL.
 #include "../common/block.cuh"
@@ -13,10 +16,14 @@ enum : i32 {
   COLUMNS = 128,
   BLOCKS = COLUMNS / BLOCK,
   CONSUMERS = 4,
+  PRODUCER = CONSUMERS,
+  PLANNER = CONSUMERS + 1,
   MAX_STAGES = 8,
   MAX_B = 2,
-  MAX_HEADS = 4,       // of an item
-  MAX_CHANNELS = 128,  // of a head
+  MAX_HEADS = 4,              // of an item
+  ITEMS = WARP / MAX_HEADS,   // that are planned at a time
+  PLANS = 3,                  // at work, to come, and still in stages
+  MAX_CHANNELS = 128,         // of a head
 };
 
 // What is to be done with a head.
@@ -28,45 +35,49 @@ enum : i32 {
   NOTHING,  // there is no token, or outputs are left alone
 };
 
-// What the producer knows of an item.
-struct Plan {
-  Span span;
+struct Item {
+  const char *b_ring;  // of the group
+  const char *b;
+  const char *c;
   i64 slot;
-  i64 ring;
   i64 position;
-  i64 oldest;  // records are numbered from here
   i64 flush_before;
   u64 seed;
-  i32 row;
   i32 head;     // the first
-  i32 records;  // from oldest on, without the token's own
+  i32 records;  // from the oldest on that a head needs, without the token's own
+  i32 first;    // ring row of the oldest
+  i32 at;       // ring row of the token
   i32 flush;
-  i32 kind[MAX_HEADS];
-  i32 from[MAX_HEADS];   // record at which the head's checkpoint stands
-  i32 folds[MAX_HEADS];  // records that it takes in
-  float dt[MAX_HEADS];
-  float g[MAX_HEADS];
+  i32 has_work;
 };
 
-// A stage's head.
 struct Head {
-  Span span;
-  i64 slot;
-  i64 ring;
-  i64 position;
-  i64 oldest;
-  i64 flush_before;
-  u64 seed;
-  i32 row;
-  i32 head;
-  i32 records;
-  i32 flush;
-  i32 kind;
-  i32 from;
-  i32 folds;
-  i32 b;  // serial number of its B and C; negative: there are none
+  const char *checkpoint;
+  char *x_ring;
+  char *dt_ring;
+  const char *x;
+  const char *z;
+  char *out;
   float dt;
   float g;
+  float skip;  // D of the head
+  i16 kind;
+  i16 from;   // record at which the checkpoint stands
+  i16 folds;  // records that it takes in
+  i16 reserved;
+};
+
+struct Plans {
+  Item item[PLANS][ITEMS];
+  Head head[PLANS][WARP];
+};
+
+// A stage's head: where its plan is, and the serial number of its B and C.
+struct Header {
+  i32 plan;
+  i32 place;
+  i32 b;
+  i32 reserved;
 };
 
 struct Barriers {
@@ -74,6 +85,8 @@ struct Barriers {
   u64 empty[MAX_STAGES];
   u64 b_full[MAX_B];
   u64 b_empty[MAX_B];
+  u64 planned[PLANS];
+  u64 begun[PLANS];
 };
 
 DEVICE Barriers &barriers() {
@@ -81,188 +94,229 @@ DEVICE Barriers &barriers() {
   return b;
 }
 
+DEVICE Plans &plans() {
+  static __shared__ Plans p;
+  return p;
+}
+
+// One of a ring of barriers, and the parity of its phase.
+struct Turn {
+  i32 place = 0;
+  u32 phase = 0;
+
+  DEVICE void next(i32 n) {
+    place++;
+    if (place == n) {
+      place = 0;
+      phase ^= 1;
+    }
+  }
+};
+
 DEVICE char *stage_at(const Mamba2DecodeParams &p, i32 stage) { return shared_memory + stage * p.stage_bytes; }
-DEVICE Head &head_at(const Mamba2DecodeParams &p, i32 stage) { return *(Head *)(stage_at(p, stage) + p.at_head); }
+DEVICE Header &header_at(const Mamba2DecodeParams &p, i32 stage) { return *(Header *)(stage_at(p, stage) + p.at_head); }
 DEVICE u16 *x_at(const Mamba2DecodeParams &p, i32 stage) { return (u16 *)(stage_at(p, stage) + p.at_x); }
 DEVICE float2 *gates_at(const Mamba2DecodeParams &p, i32 stage) { return (float2 *)(stage_at(p, stage) + p.at_gates); }
 // Records of B, the token's own behind them; C behind all that there can be.
-DEVICE u16 *b_at(const Mamba2DecodeParams &p, i32 serial) {
-  return (u16 *)(shared_memory + p.stages * p.stage_bytes + serial % MAX_B * p.b_bytes);
+DEVICE u16 *b_at(const Mamba2DecodeParams &p, i32 place) {
+  return (u16 *)(shared_memory + p.stages * p.stage_bytes + place * p.b_bytes);
 }
-DEVICE u16 *c_at(const Mamba2DecodeParams &p, i32 serial) { return b_at(p, serial) + p.rows * COLUMNS; }
+DEVICE u16 *c_at(const Mamba2DecodeParams &p, i32 place) { return b_at(p, place) + p.rows * COLUMNS; }
 
-DEVICE i64 items_of(const Mamba2DecodeParams &p) {
-  return p.family.batch.n_rows * (p.family.state.heads / p.heads_per_item);
+// Items of this block: every gridDim.x-th from its own number on.
+DEVICE i32 items_of_block(const Mamba2DecodeParams &p) {
+  i64 items = p.family.batch.n_rows * (p.family.state.heads / p.heads_per_item);
+  return (i32)((items - blockIdx.x + gridDim.x - 1) / gridDim.x);
 }
 
-// dt and g of a row's token.
-DEVICE void token_gates(const Mamba2Params &p, const Span &span, i64 head, float &dt, float &g) {
-  dt = load_one(span_at(span, p.dt, 0, head), p.dt.dtype);
-  if (p.dt_bias.data) dt = __fadd_rn(dt, load_one(tensor_at(p.dt_bias, 0, 0, head), p.dt_bias.dtype));
-  if (p.softplus) dt = softplus(dt);
-  g = __fmul_rn(load_one(tensor_at(p.a, 0, 0, head), p.a.dtype), dt);
+// ---- The planner ----
+
+// Plans one head of an item; a lane each, the heads of an item next to each other.
+DEVICE void plan_head(const Mamba2DecodeParams &params, i64 number, i32 h, Item &item, Head &to) {
+  const Mamba2Params &p = params.family;
+  const State &s = p.state;
+  i32 heads = params.heads_per_item, per_row = s.heads / heads;
+  i64 row = number / per_row;
+  i32 first = (i32)(number - row * per_row) * heads, head = first + h;
+  bool exists = number >= 0 && h < heads;
+  Row r = {};
+  i32 kind = NOTHING, from = 0, folds = 0;
+  i64 position = 0, oldest = 0;
+  if (exists) {
+    r = resolve(p.slots, p.batch, row, p.place, head == 0);
+    kind = !r.live ? (p.batch.keep_null_outputs ? NOTHING : ZERO) : r.span.len == 0 ? NOTHING : READ;
+    to.out = span_at(r.span, p.out, 0, head);
+    // A row's only token; none where rows are empty.
+    if (kind == ZERO && r.span.len == 0) kind = NOTHING;
+  }
+  i64 flush_before = 0;
+  i32 flush = 0;
+  if (kind == READ) {
+    const Cursor &cursor = p.slots.cursors[r.ring];
+    position = cursor.position;
+    flush_before = cursor.flush_before;
+    flush = p.batch.flush ? p.batch.flush[row] : 0;
+    float dt = load_one(span_at(r.span, p.dt, 0, head), p.dt.dtype);
+    float a = load_one(tensor_at(p.a, 0, 0, head), p.a.dtype);
+    if (p.dt_bias.data) dt = __fadd_rn(dt, load_one(tensor_at(p.dt_bias, 0, 0, head), p.dt_bias.dtype));
+    to.skip = p.d_skip.data && !p.d_per_element ? load_one(tensor_at(p.d_skip, 0, 0, head), p.d_skip.dtype) : 0.0f;
+    const i64 *tags = (const i64 *)part_at(s.tags, p.place.layer, r.slot) + (i64)head * s.tiles;
+    i64 tag = tags[0];
+    oldest = tag;
+    bool bad = false, odd = false;
+#pragma unroll 4
+    for (i32 t = 0; t < s.tiles; t++) {
+      i64 other = tags[t];
+      bad = bad || !tag_is_valid(p.slots, position, other);
+      odd = odd || other != tag;
+      oldest = min(oldest, other);
+    }
+    if (p.softplus) dt = softplus(dt);
+    to.dt = dt;
+    to.g = __fmul_rn(a, dt);
+    if (bad) {
+      fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
+      kind = ZERO;
+      oldest = position;
+    } else {
+      folds = (i32)folds_of(p.slots, position, tag, 1, flush_before, flush);
+      kind = odd ? ODD : folds > 0 ? FOLD : READ;
+      from = (i32)(position - tag);
+    }
+    i64 elements = (i64)s.rows * COLUMNS;
+    to.checkpoint = (const char *)part_at(s.checkpoint, p.place.layer, r.slot) + head * elements * (s.format <= FORMAT_F32 ? 4 : 2);
+    to.x_ring = (char *)part_at(p.ring_x, p.place.layer, r.ring) + (i64)head * p.ring_rows * s.rows * 2;
+    to.dt_ring = (char *)part_at(p.ring_dt, p.place.layer, r.ring) + (i64)head * p.ring_rows * 8;
+    to.x = span_at(r.span, p.x, 0, head);
+    to.z = p.z.data ? span_at(r.span, p.z, 0, head) : nullptr;
+  }
+  // The oldest of the item's heads.
+  i32 records = (i32)(position - oldest);
+  bool works = kind <= ODD;
+#pragma unroll
+  for (i32 other = 1; other < MAX_HEADS; other *= 2) {
+    records = max(records, __shfl_xor_sync(0xFFFFFFFFu, records, other));
+    works = __shfl_xor_sync(0xFFFFFFFFu, (i32)works, other) || works;
+  }
+  to.kind = (i16)kind;
+  to.from = (i16)(records - from);
+  to.folds = (i16)folds;
+  if (h != 0) return;
+  item.has_work = works;
+  item.head = first;
+  item.records = records;
+  if (!works) return;
+  // A head that cannot be worked on may be the first.
+  const Cursor &cursor = p.slots.cursors[r.ring];
+  i64 group = first / p.heads_per_group;
+  item.slot = r.slot;
+  item.position = cursor.position;
+  item.flush_before = flush_before;
+  item.seed = cursor.seed;
+  item.flush = flush;
+  item.at = (i32)(item.position % p.ring_rows);
+  item.first = item.at - records;
+  if (item.first < 0) item.first += p.ring_rows;
+  item.b_ring = (const char *)part_at(p.ring_b, p.place.layer, r.ring) + group * p.ring_rows * COLUMNS * 2;
+  item.b = span_at(r.span, p.b, 0, group);
+  item.c = span_at(r.span, p.c, 0, group);
+}
+
+DEVICE void plan(const Mamba2DecodeParams &params) {
+  i32 n = items_of_block(params), lane = lane_index();
+  Turn turn;
+#pragma unroll 1
+  for (i32 first = 0; first < n; first += ITEMS) {
+    ptx_barrier_wait(&barriers().begun[turn.place], turn.phase ^ 1);
+    i32 i = first + lane / MAX_HEADS;
+    i64 number = i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
+    plan_head(params, number, lane % MAX_HEADS, plans().item[turn.place][lane / MAX_HEADS], plans().head[turn.place][lane]);
+    __syncwarp();
+    if (lane == 0) ptx_barrier_arrive(&barriers().planned[turn.place]);
+    turn.next(PLANS);
+  }
 }
 
 // ---- The producer ----
 
-DEVICE void make_plan(const Mamba2DecodeParams &params, i64 item, Plan &plan) {
-  const Mamba2Params &p = params.family;
-  const State &s = p.state;
-  i32 heads = params.heads_per_item, per_row = s.heads / heads;
-  i64 row = item / per_row;
-  i32 head = (i32)(item % per_row) * heads;
-  Row r = resolve(p.slots, p.batch, row, p.place, head == 0);
-  plan.row = (i32)row;
-  plan.head = head;
-  plan.span = r.span;
-  plan.records = 0;
-  i32 all = !r.live ? (p.batch.keep_null_outputs ? NOTHING : ZERO) : r.span.len == 0 ? NOTHING : READ;
-#pragma unroll 1
-  for (i32 h = 0; h < heads; h++) plan.kind[h] = all;
-  if (all != READ) return;
-  const Cursor &cursor = p.slots.cursors[r.ring];
-  plan.slot = r.slot;
-  plan.ring = r.ring;
-  plan.position = cursor.position;
-  plan.flush_before = cursor.flush_before;
-  plan.seed = cursor.seed;
-  plan.flush = p.batch.flush ? p.batch.flush[row] : 0;
-  const i64 *tags = (const i64 *)part_at(s.tags, p.place.layer, r.slot) + (i64)head * s.tiles;
-  i64 oldest = plan.position;
-#pragma unroll 1
-  for (i32 h = 0; h < heads; h++) {
-    token_gates(p, r.span, head + h, plan.dt[h], plan.g[h]);
-    i64 first = tags[h * s.tiles], low = first;
-    bool bad = false, odd = false;
-#pragma unroll 4
-    for (i32 t = 0; t < s.tiles; t++) {
-      i64 tag = tags[h * s.tiles + t];
-      bad = bad || !tag_is_valid(p.slots, plan.position, tag);
-      odd = odd || tag != first;
-      low = min(low, tag);
-    }
-    if (bad) {
-      fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
-      plan.kind[h] = ZERO;
-      continue;
-    }
-    i64 folds = folds_of(p.slots, plan.position, first, 1, plan.flush_before, plan.flush);
-    plan.kind[h] = odd ? ODD : folds > 0 ? FOLD : READ;
-    plan.folds[h] = (i32)folds;
-    plan.from[h] = (i32)(plan.position - first);
-    oldest = min(oldest, low);
-  }
-  plan.oldest = oldest;
-  plan.records = (i32)(plan.position - oldest);
-  // Counted from the oldest.
-#pragma unroll 1
-  for (i32 h = 0; h < heads; h++) plan.from[h] = plan.records - plan.from[h];
-}
-
-DEVICE u32 copy(void *to, const char *from, i64 bytes, u64 *barrier) {
-  if (bytes > 0) ptx_bulk_copy(to, from, (u32)bytes, barrier);
-  return (u32)bytes;
-}
-
 // Copies n records of a ring, from row first on and around its end, one behind the other.
 DEVICE void copy_records(void *to, const char *ring, i32 first, i32 n, i32 rows, i32 bytes, u64 *barrier) {
   i32 before = min(n, rows - first);
-  if (before > 0) ptx_bulk_copy(to, ring + (i64)first * bytes, (u32)(before * bytes), barrier);
+  if (before > 0) ptx_bulk_copy(to, ring + first * bytes, (u32)(before * bytes), barrier);
   if (n > before) ptx_bulk_copy((char *)to + before * bytes, ring, (u32)((n - before) * bytes), barrier);
 }
 
 // Brings B and C of an item.
-DEVICE void bring_b(const Mamba2DecodeParams &params, const Plan &plan, i32 serial) {
-  const Mamba2Params &p = params.family;
-  u64 *full = &barriers().b_full[serial % MAX_B];
-  ptx_barrier_wait(&barriers().b_empty[serial % MAX_B], (serial / MAX_B & 1) ^ 1);
-  if (lane_index() != 0) return;
-  i64 group = plan.head / p.heads_per_group;
-  i32 bytes = COLUMNS * 2, first = (i32)(plan.oldest % p.ring_rows);
-  ptx_barrier_arrive_expect(full, (u32)((plan.records + 2) * bytes));
-  const char *ring = (const char *)part_at(p.ring_b, p.place.layer, plan.ring) + group * p.ring_rows * bytes;
-  copy_records(b_at(params, serial), ring, first, plan.records, p.ring_rows, bytes, full);
-  ptx_bulk_copy(b_at(params, serial) + plan.records * COLUMNS, span_at(plan.span, p.b, 0, group), (u32)bytes, full);
-  ptx_bulk_copy(c_at(params, serial), span_at(plan.span, p.c, 0, group), (u32)bytes, full);
+DEVICE void bring_b(const Mamba2DecodeParams &params, const Item &item, const Turn &b) {
+  enum : i32 { BYTES = COLUMNS * 2 };
+  u64 *full = &barriers().b_full[b.place];
+  ptx_barrier_wait(&barriers().b_empty[b.place], b.phase ^ 1);
+  u16 *to = b_at(params, b.place);
+  i32 lane = lane_index(), n = item.records;
+  if (lane == 0) {
+    ptx_barrier_arrive_expect(full, (u32)((n + 2) * BYTES));
+    copy_records(to, item.b_ring, item.first, n, params.family.ring_rows, BYTES, full);
+  } else if (lane == 1) {
+    ptx_bulk_copy(to + n * COLUMNS, item.b, BYTES, full);
+  } else if (lane == 2) {
+    ptx_bulk_copy(c_at(params, b.place), item.c, BYTES, full);
+  }
 }
 
-// Brings head h of an item.
-template <i32 FORMAT, bool HIGH>
-DEVICE void bring_head(const Mamba2DecodeParams &params, const Plan &plan, i32 h, i32 serial, i32 b) {
+// Brings a head.
+template <i32 FORMAT>
+DEVICE void bring_head(const Mamba2DecodeParams &params, const Item &item, const Head &head, const Header &header, const Turn &stage) {
   const Mamba2Params &p = params.family;
-  const State &s = p.state;
-  i32 stage = serial % params.stages, lane = lane_index();
-  u64 *full = &barriers().full[stage];
-  ptx_barrier_wait(&barriers().empty[stage], (serial / params.stages & 1) ^ 1);
-  i32 kind = plan.kind[h], n = plan.records, first = (i32)(plan.oldest % p.ring_rows);
-  i64 head = plan.head + h;
-  bool has_work = kind <= ODD;
+  u64 *full = &barriers().full[stage.place];
+  i32 lane = lane_index(), kind = head.kind, n = item.records, first = item.first, bytes = p.state.rows * 2;
+  bool works = kind <= ODD;
+  ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
   if (lane == 0) {
-    Head &to = head_at(params, stage);
-    to.span = plan.span;
-    to.slot = plan.slot;
-    to.ring = plan.ring;
-    to.position = plan.position;
-    to.oldest = plan.oldest;
-    to.flush_before = plan.flush_before;
-    to.seed = plan.seed;
-    to.row = plan.row;
-    to.head = (i32)head;
-    to.records = n;
-    to.flush = plan.flush;
-    to.kind = kind;
-    to.from = plan.from[h];
-    to.folds = plan.folds[h];
-    to.b = has_work ? b : -1;
-    to.dt = plan.dt[h];
-    to.g = plan.g[h];
-    if (!has_work) {
+    header_at(params, stage.place) = header;
+    if (!works) {
       ptx_barrier_arrive(full);
     } else {
-      i32 bytes = s.rows * 2;
-      i64 state = (i64)s.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
-      const char *checkpoint = (const char *)part_at(s.checkpoint, p.place.layer, plan.slot) + head * state;
       ptx_barrier_arrive_expect(full, (u32)((n + 1) * bytes + (kind == READ ? params.plane_bytes : 0)));
       if (kind == READ) {
-        ptx_bulk_copy(stage_at(params, stage), checkpoint, (u32)params.plane_bytes, full);
+        ptx_bulk_copy(stage_at(params, stage.place), head.checkpoint, (u32)params.plane_bytes, full);
       } else {
-        ptx_bulk_prefetch(checkpoint, (u32)state);
+        ptx_bulk_prefetch(head.checkpoint, (u32)(p.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2)));
       }
-      const char *ring = (const char *)part_at(p.ring_x, p.place.layer, plan.ring) + head * p.ring_rows * bytes;
-      copy_records(x_at(params, stage), ring, first, n, p.ring_rows, bytes, full);
-      ptx_bulk_copy(x_at(params, stage) + n * s.rows, span_at(plan.span, p.x, 0, head), (u32)bytes, full);
     }
+  } else if (lane == 1 && works) {
+    copy_records(x_at(params, stage.place), head.x_ring, first, n, p.ring_rows, bytes, full);
+  } else if (lane == 2 && works) {
+    ptx_bulk_copy((char *)x_at(params, stage.place) + n * bytes, head.x, (u32)bytes, full);
   }
-  if (has_work && lane < n) {
+  if (works && lane < n) {
     i32 row = first + lane;
-    const char *ring = (const char *)part_at(p.ring_dt, p.place.layer, plan.ring) + head * p.ring_rows * 8;
-    ptx_copy8(gates_at(params, stage) + lane, ring + (row < p.ring_rows ? row : row - p.ring_rows) * 8);
+    ptx_copy8(gates_at(params, stage.place) + lane, head.dt_ring + (row < p.ring_rows ? row : row - p.ring_rows) * 8);
   }
   ptx_copies_arrive(full);
 }
 
-template <i32 FORMAT, bool HIGH>
+template <i32 FORMAT>
 DEVICE void produce(const Mamba2DecodeParams &params) {
-  static __shared__ Plan plans[WARP];
-  i64 items = items_of(params);
-  i32 serial = 0, b = 0;
+  i32 n = items_of_block(params);
+  Turn plan, stage, b;
 #pragma unroll 1
-  for (i64 first = blockIdx.x; first < items; first += (i64)WARP * gridDim.x) {
-    i64 mine = first + (i64)lane_index() * gridDim.x;
-    if (mine < items) make_plan(params, mine, plans[lane_index()]);
-    __syncwarp();
+  for (i32 first = 0; first < n; first += ITEMS) {
+    ptx_barrier_wait(&barriers().planned[plan.place], plan.phase);
+    // There are no more stages than items of the plans before these: those before them have left theirs.
+    if (first >= 2 * ITEMS && lane_index() == 0) ptx_barrier_arrive(&barriers().begun[plan.place == PLANS - 1 ? 0 : plan.place + 1]);
 #pragma unroll 1
-    for (i32 i = 0; i < WARP && first + (i64)i * gridDim.x < items; i++) {
-      const Plan &plan = plans[i];
-      bool has_work = false;
+    for (i32 i = 0; i < ITEMS && first + i < n; i++) {
+      const Item &item = plans().item[plan.place][i];
+      if (item.has_work) bring_b(params, item, b);
 #pragma unroll 1
-      for (i32 h = 0; h < params.heads_per_item; h++) has_work = has_work || plan.kind[h] <= ODD;
-      if (has_work) bring_b(params, plan, b);
-#pragma unroll 1
-      for (i32 h = 0; h < params.heads_per_item; h++) bring_head<FORMAT, HIGH>(params, plan, h, serial++, b);
-      if (has_work) b++;
+      for (i32 h = 0; h < params.heads_per_item; h++) {
+        Header header = {plan.place, i * MAX_HEADS + h, item.has_work ? b.place : -1, 0};
+        bring_head<FORMAT>(params, item, plans().head[plan.place][header.place], header, stage);
+        stage.next(params.stages);
+      }
+      if (item.has_work) b.next(MAX_B);
     }
-    __syncwarp();
+    plan.next(PLANS);
   }
 }
 
@@ -308,24 +362,35 @@ DEVICE void multiply(const u16 *low, const u16 *high, const Columns &c, Lane lan
   at_high = even[2] + odd[2];
 }
 
+// What a consumer works on.
+struct Job {
+  const Item *item;
+  const Head *head;
+  i32 number;  // of the head
+  i32 stage;
+  const u16 *x;
+  const u16 *b;
+  const u16 *c;
+};
+
 // The records of a head, a lane each.
-DEVICE Record weigh(const Mamba2DecodeParams &params, const Head &head, i32 stage, const Columns &c, Lane lane) {
-  i32 n = head.records, me = lane_index();
+DEVICE Record weigh(const Mamba2DecodeParams &params, const Job &job, const Columns &c, Lane lane) {
+  i32 n = job.item->records, me = lane_index();
   Record r = {};
   if (me < n) {
-    float2 gates = gates_at(params, stage)[me];
+    float2 gates = gates_at(params, job.stage)[me];
     r.dt = gates.x;
     r.g = gates.y;
   } else if (me == n) {
-    r.dt = head.dt;
-    r.g = head.g;
+    r.dt = job.head->dt;
+    r.g = job.head->g;
   }
-  const u16 *b = b_at(params, head.b);
   float product = 0.0f;
 #pragma unroll 1
   for (i32 first = 0; first <= n; first += 16) {
     float low, high;
-    multiply(b + (first + lane.group) * COLUMNS, b + (first + lane.group + 8) * COLUMNS, c, lane, low, high);
+    const u16 *row = job.b + (first + lane.group) * COLUMNS;
+    multiply(row, row + 8 * COLUMNS, c, lane, low, high);
     float at_low = __shfl_sync(0xFFFFFFFFu, low, 4 * (me % 8)), at_high = __shfl_sync(0xFFFFFFFFu, high, 4 * (me % 8));
     if (me / 16 == first / 16) product = me % 16 < 8 ? at_low : at_high;
   }
@@ -340,47 +405,44 @@ DEVICE Record weigh(const Mamba2DecodeParams &params, const Head &head, i32 stag
   return r;
 }
 
-// y = fma(D, x, y), the gate, and the store, of one channel.
-DEVICE void finish(const Mamba2Params &p, const Head &head, i32 channel, float x, float z, float y) {
+// y = fma(D, x, y) and the gate.
+DEVICE float gated(const Mamba2Params &p, const Job &job, i32 channel, float x, float z, float y) {
   if (p.d_skip.data) {
-    const char *d = tensor_at(p.d_skip, 0, 0, head.head) + (p.d_per_element ? channel * size_of(p.d_skip.dtype) : 0);
-    y = fma(load_one(d, p.d_skip.dtype), x, y);
+    float d = job.head->skip;
+    if (p.d_per_element) d = load_one(tensor_at(p.d_skip, 0, 0, job.number) + channel * size_of(p.d_skip.dtype), p.d_skip.dtype);
+    y = fma(d, x, y);
   }
-  if (p.z.data) y = __fmul_rn(y, silu(z));
-  store_one(span_at(head.span, p.out, 0, head.head) + channel * size_of(p.out.dtype), p.out.dtype, y);
+  return p.z.data ? __fmul_rn(y, silu(z)) : y;
 }
 
-DEVICE float gate_of(const Mamba2Params &p, const Head &head, i32 channel) {
-  if (!p.z.data || channel >= p.state.rows) return 0.0f;
-  return load_one(span_at(head.span, p.z, 0, head.head) + channel * size_of(p.z.dtype), p.z.dtype);
+DEVICE void store_output(const Mamba2Params &p, const Job &job, i32 channel, float y) {
+  store_one(job.head->out + channel * size_of(p.out.dtype), p.out.dtype, y);
 }
 
-// A channel of the token's record of x.
-DEVICE void record_x(const Mamba2Params &p, const Head &head, i32 channel, u16 x) {
-  char *ring = (char *)part_at(p.ring_x, p.place.layer, head.ring) + (i64)head.head * p.ring_rows * p.state.rows * 2;
-  ((u16 *)ring)[head.position % p.ring_rows * p.state.rows + channel] = x;
+DEVICE float gate_of(const Mamba2Params &p, const Job &job, i32 channel) {
+  return p.z.data && channel < p.state.rows ? from_bf16(((const u16 *)job.head->z)[channel]) : 0.0f;
 }
+
+// The token's record of x.
+DEVICE u16 *own_x(const Mamba2Params &p, const Job &job) { return (u16 *)job.head->x_ring + job.item->at * p.state.rows; }
 
 // The rest of the token's record: dt and g of the head; B, if it is the first of its group.
-DEVICE void record_gates(const Mamba2Params &p, const Head &head, const u16 *own_b) {
-  i64 row = head.position % p.ring_rows;
-  if (lane_index() == 0) {
-    char *ring = (char *)part_at(p.ring_dt, p.place.layer, head.ring) + (i64)head.head * p.ring_rows * 8;
-    ((float2 *)ring)[row] = make_float2(head.dt, head.g);
-  }
-  if (head.head % p.heads_per_group != 0) return;
-  char *ring = (char *)part_at(p.ring_b, p.place.layer, head.ring) + (i64)(head.head / p.heads_per_group) * p.ring_rows * COLUMNS * 2;
-  ((uint2 *)(ring + row * COLUMNS * 2))[lane_index()] = ((const uint2 *)own_b)[lane_index()];
+DEVICE void record_rest(const Mamba2Params &p, const Job &job) {
+  i32 at = job.item->at;
+  if (lane_index() == 0) ((float2 *)job.head->dt_ring)[at] = make_float2(job.head->dt, job.head->g);
+  if (job.number % p.heads_per_group != 0) return;
+  uint2 *ring = (uint2 *)(job.item->b_ring + at * COLUMNS * 2);
+  ring[lane_index()] = ((const uint2 *)(job.b + job.item->records * COLUMNS))[lane_index()];
 }
 
 // Statistics, once for all heads of a row.
-DEVICE void tally_row(const Mamba2Params &p, const Head &head, bool folded, bool high) {
+DEVICE void tally_row(const Mamba2Params &p, const Job &job, bool folded, bool high) {
   const State &s = p.state;
-  if (head.head != 0 || lane_index() != 0) return;
+  if (job.number != 0 || lane_index() != 0) return;
   u64 elements = (u64)s.heads * s.rows * s.columns, size = s.format <= FORMAT_F32 ? 4 : 2;
   u64 record = (u64)s.heads * (s.rows * 2 + 8) + (u64)(s.heads / p.heads_per_group) * s.columns * 2;
   tally(p.slots, folded ? (u64)s.heads * s.tiles : 0, high && !folded && s.format == FORMAT_SPLIT32 ? elements * 2 : elements * size,
-        folded ? elements * size : 0, (u64)head.records * record, record);
+        folded ? elements * size : 0, (u64)job.item->records * record, record);
 }
 
 // What the checkpoint says of two rows of a tile: their products with C, summed over the quad.
@@ -389,7 +451,7 @@ DEVICE void read_full(const Mamba2DecodeParams &params, i32 stage, i32 row, cons
   const State &s = params.family.state;
 #pragma unroll
   for (i32 h = 0; h < 2; h++) {
-    i64 start = (i64)(row + 8 * h) * COLUMNS + 8 * lane.quad;
+    i32 start = (row + 8 * h) * COLUMNS + 8 * lane.quad;
     float sum[2] = {};
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
@@ -397,7 +459,7 @@ DEVICE void read_full(const Mamba2DecodeParams &params, i32 stage, i32 row, cons
       if (FORMAT == FORMAT_F32) {
         load8_32(stage_at(params, stage) + (start + BLOCK * j) * 4, v);
       } else {
-        const char *high = stage_at(params, stage) + (start + BLOCK * j) * 2, *low = high + (i64)s.rows * COLUMNS * 2;
+        const char *high = stage_at(params, stage) + (start + BLOCK * j) * 2, *low = high + s.rows * COLUMNS * 2;
         uint4 a = *(const uint4 *)high, b = *(const uint4 *)low;
         u32 wa[4] = {a.x, a.y, a.z, a.w}, wb[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
@@ -421,25 +483,26 @@ DEVICE void read_full(const Mamba2DecodeParams &params, i32 stage, i32 row, cons
 
 // A whole head, whose checkpoint stays as it is.
 template <i32 FORMAT, bool HIGH>
-DEVICE void read_head(const Mamba2DecodeParams &params, i32 stage) {
+DEVICE void read_head(const Mamba2DecodeParams &params, const Job &job) {
   static __shared__ float seen[CONSUMERS][MAX_CHANNELS];
   const Mamba2Params &p = params.family;
-  const Head &head = head_at(params, stage);
-  const u16 *x = x_at(params, stage);
   Lane lane = lane_of(threadIdx.x);
-  i32 n = head.records, rows = p.state.rows;
-  Columns c = columns_of(c_at(params, head.b), lane);
-  Record r = weigh(params, head, stage, c, lane);
-  float decay = exp(__shfl_sync(0xFFFFFFFFu, r.elapsed, head.from));
+  i32 n = job.item->records, rows = p.state.rows, from = job.head->from;
+  // Two neighbouring channels a lane; those of the first 64 are loaded ahead.
+  i32 channel = 2 * lane_index();
+  u32 z = p.z.data && params.has_pairs && channel < rows ? *(const u32 *)(job.head->z + 2 * channel) : 0;
+  Columns c = columns_of(job.c, lane);
+  Record r = weigh(params, job, c, lane);
+  float decay = exp(__shfl_sync(0xFFFFFFFFu, r.elapsed, from));
   float *mine = seen[warp_of()];
 #pragma unroll 1
   for (i32 row = lane.group; row < rows; row += TILE) {
     float part[2];
     if (HIGH) {
-      const u16 *low = (const u16 *)stage_at(params, stage) + row * COLUMNS;
+      const u16 *low = (const u16 *)stage_at(params, job.stage) + row * COLUMNS;
       multiply(low, low + 8 * COLUMNS, c, lane, part[0], part[1]);
     } else {
-      read_full<FORMAT>(params, stage, row, c, lane, part);
+      read_full<FORMAT>(params, job.stage, row, c, lane, part);
     }
     if (lane.quad == 0) {
       mine[row] = part[0];
@@ -447,30 +510,33 @@ DEVICE void read_head(const Mamba2DecodeParams &params, i32 stage) {
     }
   }
   __syncwarp();
-  // Two neighbouring channels a lane.
 #pragma unroll 1
-  for (i32 first = 0; first < rows; first += 2 * WARP) {
-    i32 channel = first + 2 * lane_index();
+  for (; channel - 2 * lane_index() < rows; channel += 2 * WARP) {
     bool exists = channel < rows;
-    if (!exists) channel = 0;
-    float z[2] = {gate_of(p, head, channel), gate_of(p, head, channel + 1)};
-    float y[2] = {mine[channel] * decay, mine[channel + 1] * decay};
+    i32 at = exists ? channel : 0;
+    float y[2] = {mine[at] * decay, mine[at + 1] * decay};
     u32 pair = 0;
 #pragma unroll 4
-    for (i32 i = head.from; i <= n; i++) {
+    for (i32 i = from; i <= n; i++) {
       float weight = __shfl_sync(0xFFFFFFFFu, r.weight, i);
-      pair = *(const u32 *)(x + i * rows + channel);
+      pair = *(const u32 *)(job.x + i * rows + at);
       y[0] = fma(weight, pair_low(pair), y[0]);
       y[1] = fma(weight, pair_high(pair), y[1]);
     }
     if (!exists) continue;
-    finish(p, head, channel, pair_low(pair), z[0], y[0]);
-    finish(p, head, channel + 1, pair_high(pair), z[1], y[1]);
-    record_x(p, head, channel, (u16)pair);
-    record_x(p, head, channel + 1, (u16)(pair >> 16));
+    *(u32 *)(own_x(p, job) + channel) = pair;
+    if (params.has_pairs) {
+      if (channel >= 2 * WARP && p.z.data) z = *(const u32 *)(job.head->z + 2 * channel);
+      y[0] = gated(p, job, channel, pair_low(pair), pair_low(z), y[0]);
+      y[1] = gated(p, job, channel + 1, pair_high(pair), pair_high(z), y[1]);
+      *(u32 *)(job.head->out + 2 * channel) = to_bf16(y[0]) | (u32)to_bf16(y[1]) << 16;
+    } else {
+      store_output(p, job, channel, gated(p, job, channel, pair_low(pair), gate_of(p, job, channel), y[0]));
+      store_output(p, job, channel + 1, gated(p, job, channel + 1, pair_high(pair), gate_of(p, job, channel + 1), y[1]));
+    }
   }
-  record_gates(p, head, b_at(params, head.b) + n * COLUMNS);
-  tally_row(p, head, false, HIGH);
+  record_rest(p, job);
+  tally_row(p, job, false, HIGH);
 }
 
 // S = fma(a, row, S) for the lane's two rows, with a row of bfloat16 values.
@@ -508,50 +574,40 @@ DEVICE void decay_whole(Tile<BLOCKS, 2> &t, float factor, bool slow) {
 
 // One tile of a head that takes records in, or whose tiles stand at different positions.
 template <i32 FORMAT, bool HIGH>
-DEVICE void fold_tile(const Mamba2DecodeParams &params, const Head &head, i32 stage, i32 tile, const Record &r) {
+DEVICE void fold_tile(const Mamba2DecodeParams &params, const Job &job, i32 tile, const Record &r) {
   const Mamba2Params &p = params.family;
-  const u16 *x = x_at(params, stage), *b = b_at(params, head.b);
   // What the host has looked at.
   __builtin_assume(p.state.is_vector != 0);
   __builtin_assume(p.state.columns == COLUMNS);
   Lane lane = lane_of(threadIdx.x);
-  i32 n = head.records, rows = p.state.rows;
-  Checkpoint at = checkpoint_of(p.state, p.place.layer, head.slot, head.head, tile, head.seed);
-  i32 from = head.from, folds = head.folds;
-  if (head.kind == ODD) {
+  i32 n = job.item->records, rows = p.state.rows;
+  i64 oldest = job.item->position - n;
+  Checkpoint at = checkpoint_of(p.state, p.place.layer, job.item->slot, job.number, tile, job.item->seed);
+  i32 from = job.head->from, folds = job.head->folds;
+  if (job.head->kind == ODD) {
     i64 tag = *at.tag;
-    from = (i32)(tag - head.oldest);
-    folds = (i32)folds_of(p.slots, head.position, tag, 1, head.flush_before, head.flush);
+    from = (i32)(tag - oldest);
+    folds = (i32)folds_of(p.slots, job.item->position, tag, 1, job.item->flush_before, job.item->flush);
   }
   i32 first = tile * TILE + lane.group, second = min(first + 8, rows - 1);
   first = min(first, rows - 1);
   Tile<BLOCKS, 2> t;
-  // One half after the other: there are not registers enough for all of it as it lies in memory and as it is worked on.
-#pragma unroll
-  for (i32 h = 0; h < 2; h++) {
-    Tile<BLOCKS, 1> half;
-    load_tile<FORMAT>(half, p.state, at, lane, h, false);
-    __syncwarp();
-#pragma unroll
-    for (i32 j = 0; j < BLOCKS; j++)
-#pragma unroll
-      for (i32 e = 0; e < 8; e++) t.v[h][j][e] = half.v[0][j][e];
-  }
+  load_tile<FORMAT>(t, p.state, at, lane, 0, false);
   Decay mine = decay_of(r.g);
 #pragma unroll 1
   for (i32 i = from; i < from + folds; i++) {
     float dt = __shfl_sync(0xFFFFFFFFu, r.dt, i), factor = __shfl_sync(0xFFFFFFFFu, mine.factor, i);
     bool slow = __shfl_sync(0xFFFFFFFFu, (i32)mine.slow, i);
-    float xd[2] = {__fmul_rn(from_bf16(x[i * rows + first]), dt), __fmul_rn(from_bf16(x[i * rows + second]), dt)};
+    float xd[2] = {__fmul_rn(from_bf16(job.x[i * rows + first]), dt), __fmul_rn(from_bf16(job.x[i * rows + second]), dt)};
     decay_whole(t, factor, slow);
-    rank_one(t, b + i * COLUMNS, xd, lane);
+    rank_one(t, job.b + i * COLUMNS, xd, lane);
   }
   from += folds;
-  if (folds > 0) store_tile<FORMAT>(t, p.state, at, lane, 0, head.oldest + from);
+  if (folds > 0) store_tile<FORMAT>(t, p.state, at, lane, 0, oldest + from);
   float y[2] = {};
 #pragma unroll
   for (i32 j = 0; j < BLOCKS; j++) {
-    uint4 four = *(const uint4 *)(c_at(params, head.b) + BLOCK * j + 8 * lane.quad);
+    uint4 four = *(const uint4 *)(job.c + BLOCK * j + 8 * lane.quad);
     u32 with[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (i32 h = 0; h < 2; h++)
@@ -571,8 +627,8 @@ DEVICE void fold_tile(const Mamba2DecodeParams &params, const Head &head, i32 st
     i32 mine_too = min(i + lane.quad, (i32)WARP - 1);
     float weight = __shfl_sync(0xFFFFFFFFu, r.weight, mine_too);
     if (mine_too <= n) {
-      y[0] = fma(weight, from_bf16(x[mine_too * rows + first]), y[0]);
-      y[1] = fma(weight, from_bf16(x[mine_too * rows + second]), y[1]);
+      y[0] = fma(weight, from_bf16(job.x[mine_too * rows + first]), y[0]);
+      y[1] = fma(weight, from_bf16(job.x[mine_too * rows + second]), y[1]);
     }
   }
 #pragma unroll
@@ -582,64 +638,63 @@ DEVICE void fold_tile(const Mamba2DecodeParams &params, const Head &head, i32 st
   }
   i32 channel = tile * TILE + lane.group + 8 * lane.quad;
   if (lane.quad < 2 && channel < rows) {
-    u16 own = x[n * rows + channel];
-    finish(p, head, channel, from_bf16(own), gate_of(p, head, channel), lane.quad == 0 ? y[0] : y[1]);
-    record_x(p, head, channel, own);
+    u16 own = job.x[n * rows + channel];
+    store_output(p, job, channel, gated(p, job, channel, from_bf16(own), gate_of(p, job, channel), lane.quad == 0 ? y[0] : y[1]));
+    own_x(p, job)[channel] = own;
   }
   __syncwarp();
-  if (folds > 0 && lane_index() == 0) *at.tag = head.oldest + from;
+  if (folds > 0 && lane_index() == 0) *at.tag = oldest + from;
 }
 
 // A head that takes records in, by all consumers.
 template <i32 FORMAT, bool HIGH>
-DEVICE void fold_head(const Mamba2DecodeParams &params, i32 stage) {
+DEVICE void fold_head(const Mamba2DecodeParams &params, const Job &job) {
   const Mamba2Params &p = params.family;
-  const Head &head = head_at(params, stage);
   Lane lane = lane_of(threadIdx.x);
-  Columns c = columns_of(c_at(params, head.b), lane);
-  Record r = weigh(params, head, stage, c, lane);
+  Record r = weigh(params, job, columns_of(job.c, lane), lane);
 #pragma unroll 1
-  for (i32 tile = warp_of(); tile < p.state.tiles; tile += CONSUMERS) fold_tile<FORMAT, HIGH>(params, head, stage, tile, r);
+  for (i32 tile = warp_of(); tile < p.state.tiles; tile += CONSUMERS) fold_tile<FORMAT, HIGH>(params, job, tile, r);
   if (warp_of() != 0) return;
-  record_gates(p, head, b_at(params, head.b) + head.records * COLUMNS);
-  tally_row(p, head, head.kind == FOLD, HIGH);
-}
-
-DEVICE void zero_head(const Mamba2Params &p, const Head &head) {
-#pragma unroll 1
-  for (i64 t = 0; t < head.span.len; t++)
-    for (i32 i = lane_index(); i < p.state.rows; i += WARP)
-      store_one(span_at(head.span, p.out, t, head.head) + i * size_of(p.out.dtype), p.out.dtype, 0.0f);
+  record_rest(p, job);
+  tally_row(p, job, job.head->kind == FOLD, HIGH);
 }
 
 template <i32 FORMAT, bool HIGH>
 DEVICE void consume(const Mamba2DecodeParams &params) {
-  i64 items = items_of(params);
-  i32 serial = 0, b = -1;
+  i32 heads = items_of_block(params) * params.heads_per_item;
+  i32 b = -1, b_turns = 0;
+  Turn stage;
 #pragma unroll 1
-  for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
-#pragma unroll 1
-    for (i32 h = 0; h < params.heads_per_item; h++, serial++) {
-      i32 stage = serial % params.stages;
-      bool mine = serial % CONSUMERS == warp_of();
-      ptx_barrier_wait(&barriers().full[stage], serial / params.stages & 1);
-      const Head &head = head_at(params, stage);
-      i32 kind = head.kind, of = head.b;
-      if (of >= 0 && of != b) {
-        if (b >= 0 && lane_index() == 0) ptx_barrier_arrive(&barriers().b_empty[b % MAX_B]);
-        b = of;
-        ptx_barrier_wait(&barriers().b_full[b % MAX_B], b / MAX_B & 1);
-      }
-      if (kind == READ) {
-        if (mine) read_head<FORMAT, HIGH>(params, stage);
-      } else if (kind <= ODD) {
-        fold_head<FORMAT, HIGH>(params, stage);
-      } else if (kind == ZERO && mine) {
-        zero_head(params.family, head);
-      }
-      __syncwarp();
-      if (lane_index() == 0) ptx_barrier_arrive(&barriers().empty[stage]);
+  for (i32 k = 0; k < heads; k++) {
+    ptx_barrier_wait(&barriers().full[stage.place], stage.phase);
+    Header header = header_at(params, stage.place);
+    Job job;
+    job.item = &plans().item[header.plan][header.place / MAX_HEADS];
+    job.head = &plans().head[header.plan][header.place];
+    job.number = job.item->head + header.place % MAX_HEADS;
+    job.stage = stage.place;
+    job.x = x_at(params, stage.place);
+    job.b = b_at(params, header.b);
+    job.c = c_at(params, header.b);
+    // An item's first head.
+    if (header.place % MAX_HEADS == 0 && header.b >= 0) {
+      if (b >= 0 && lane_index() == 0) ptx_barrier_arrive(&barriers().b_empty[b]);
+      b = header.b;
+      ptx_barrier_wait(&barriers().b_full[b], b_turns / MAX_B & 1);
+      b_turns++;
     }
+    i32 kind = job.head->kind;
+    bool mine = k % CONSUMERS == warp_of();
+    if (kind == READ) {
+      if (mine) read_head<FORMAT, HIGH>(params, job);
+    } else if (kind <= ODD) {
+      fold_head<FORMAT, HIGH>(params, job);
+    } else if (kind == ZERO && mine) {
+      for (i32 i = lane_index(); i < params.family.state.rows; i += WARP) store_output(params.family, job, i, 0.0f);
+    }
+    __syncwarp();
+    if (lane_index() == 0) ptx_barrier_arrive(&barriers().empty[stage.place]);
+    stage.next(params.stages);
   }
 }
 
@@ -655,12 +710,18 @@ DEVICE void decode(const Mamba2DecodeParams &params) {
       ptx_barrier_init(&b.b_full[i], 1);
       ptx_barrier_init(&b.b_empty[i], CONSUMERS);
     }
+    for (i32 i = 0; i < PLANS; i++) {
+      ptx_barrier_init(&b.planned[i], 1);
+      ptx_barrier_init(&b.begun[i], 1);
+    }
     ptx_barrier_init_fence();
   }
   wait_for_dependency();
   __syncthreads();
-  if (warp_of() == CONSUMERS) {
-    produce<FORMAT, HIGH>(params);
+  if (warp_of() == PLANNER) {
+    plan(params);
+  } else if (warp_of() == PRODUCER) {
+    produce<FORMAT>(params);
   } else {
     consume<FORMAT, HIGH>(params);
   }
@@ -668,6 +729,6 @@ DEVICE void decode(const Mamba2DecodeParams &params) {
 
 }  // namespace mamba2
 
-extern "C" __global__ void __launch_bounds__(160, 2) replayssm_kernel(const __grid_constant__ Mamba2DecodeParams p) {
+extern "C" __global__ void __launch_bounds__(192, 2) replayssm_kernel(const __grid_constant__ Mamba2DecodeParams p) {
   mamba2::decode<INSTANCE_FORMAT, INSTANCE_HIGH>(p);
 }

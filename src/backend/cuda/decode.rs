@@ -10,19 +10,19 @@ use crate::replay::config::{Family, Format, PoolConfig, Readout};
 use crate::replay::launch::{Batch, Exec, Mamba2Args, PoolView, SlotsView, Tensor};
 use crate::replay::layout::Component;
 
-/// Four consumer warps and a producer.
-const THREADS: u32 = 160;
+/// Four consumer warps, a producer and a planner.
+const THREADS: u32 = 192;
 /// Blocks that a multiprocessor is to hold.
 const BLOCKS: u32 = 2;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 10 << 10;
+const FIXED_BYTES: i32 = 14 << 10;
 /// As the kernel has them.
 const COLUMNS: i32 = 128;
 const MAX_STAGES: i32 = 8;
 const MAX_B: i32 = 2;
 const MAX_HEADS: i32 = 4;
 const MAX_CHANNELS: i32 = 128;
-const HEAD_BYTES: i32 = 128;
+const HEADER_BYTES: i32 = 16;
 /// A lane for each record and for the token.
 const MAX_RECORDS: i32 = 31;
 
@@ -49,10 +49,10 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     key(pool).filter(|&key| cuda.has(key)).map_or(Ok(()), |key| cuda.load(key))
 }
 
-/// Whether the vectors of a tensor can be copied 16 bytes at a time.
-fn is_aligned(tensor: &Tensor) -> bool {
-    let strides = tensor.row | tensor.token | tensor.head;
-    tensor.data.0.is_multiple_of(16) && (strides * tensor.dtype.size() as i64) % 16 == 0
+/// Whether all vectors of a tensor begin at multiples of so many bytes.
+fn is_aligned(tensor: &Tensor, bytes: i64) -> bool {
+    let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
+    (tensor.data.0 as i64 | strides) % bytes == 0
 }
 
 fn part_is_aligned(pool: &PoolView, component: Component) -> bool {
@@ -73,7 +73,7 @@ pub(super) fn run(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(&pool.config).filter(|&key| batch.max_tokens == 1 && cuda.kernel(key).is_ok())?;
-    let aligned = [&args.x, &args.b, &args.c].into_iter().all(is_aligned)
+    let aligned = [&args.x, &args.b, &args.c].into_iter().all(|tensor| is_aligned(tensor, 16))
         && [Component::Checkpoint, Component::X, Component::B, Component::Dt].into_iter().all(|c| part_is_aligned(pool, c));
     let records = slots.config.window + slots.config.min_rewind;
     if !aligned || records > MAX_RECORDS {
@@ -84,7 +84,7 @@ pub(super) fn run(
     let at_x = up(plane_bytes, 128);
     let at_gates = at_x + up((records + 1) * family.state.rows * 2, 16);
     let at_head = at_gates + up(records * 8, 16);
-    let stage_bytes = up(at_head + HEAD_BYTES, 128);
+    let stage_bytes = up(at_head + HEADER_BYTES, 128);
     let b_bytes = (rows + 1) * COLUMNS * 2;
     let most = cuda.shared_limit(key) as i32;
     let stages_in = |bytes: i32| (bytes - MAX_B * b_bytes) / stage_bytes;
@@ -106,6 +106,9 @@ pub(super) fn run(
     {
         heads_per_item /= 2;
     }
+    let has_pairs = args.out.dtype == Dtype::Bf16
+        && is_aligned(&args.out, 4)
+        && args.z.as_ref().is_none_or(|z| is_aligned(z, 4));
     let params = Mamba2DecodeParams {
         family: *family,
         heads_per_item,
@@ -117,7 +120,7 @@ pub(super) fn run(
         at_head,
         b_bytes,
         rows,
-        reserved: 0,
+        has_pairs: has_pairs.into(),
     };
     let items = batch.n_rows.saturating_mul(heads / i64::from(heads_per_item)).min(resident);
     let shared_bytes = (stages * stage_bytes + MAX_B * b_bytes) as u32;

@@ -198,7 +198,7 @@ pub struct Mamba2DecodeParams {
     pub at_head: i32,
     pub b_bytes: i32,
     pub rows: i32,
-    pub reserved: i32,
+    pub has_pairs: i32,
 }
 
 #[repr(C)]
@@ -838,6 +838,7 @@ mod tests {
             }
             Mamba2DecodeParams {
                 family, heads_per_item, stages, stage_bytes, plane_bytes, at_x, at_gates, at_head, b_bytes, rows,
+                has_pairs,
             }
             DeltaParams {
                 slots, batch, place, state, ring_k, ring_norm, ring_v, ring_g, ring_beta, ring_u, q, k, v, g, beta, a_log,
