@@ -50,6 +50,7 @@ Mamba2 = struct("Mamba2", "i:no_softplus t:x t:B t:C t:dt t:A t:dt_bias t:D i:D_
 Delta = struct("Delta", "i:gate t:q t:k t:v t:g t:beta t:A_log t:dt_bias f:lower_bound f:scale f:l2norm_eps i:no_l2norm "
                "i:beta_processed i:reserved t:out")
 Commit = struct("Commit", "i:convention p:counts l:counts_stride")
+Snapshot = struct("Snapshot", "i:n_pools p:at d:dst p:pools p:pool_src p:pool_dst")
 
 
 def filled(kind, **fields):
@@ -155,6 +156,47 @@ def time_steps(library, family, shape, batch, tokens, window, fmt, readout, plai
     return begin.elapsed_time(end) * 1e3 / steps / n_layers
 
 
+def time_bookkeeping(library, batch=512, repeats=50):
+    """us of a commit, and of a snapshot of 24 layers with nothing due: many of them in one graph, and what an empty kernel takes."""
+    context = library.create("context", c.byref(filled(Context, backend=BACKEND_CUDA)))
+    slots = library.create("slots", context, c.byref(filled(Slots, n_slots=batch)))
+    pool = filled(Pool, family=MAMBA2, n_layers=24, io=BF16, nheads=8, headdim=64, dstate=128, ngroups=8)
+    layers = library.create("layers", slots, c.byref(pool), None, 0)
+    ids, at = torch.arange(batch, device="cuda", dtype=torch.int32), torch.full((batch,), 1 << 40, device="cuda")
+    of_ids = Ids(ids.data_ptr(), 1, I32, 0)
+    rows = filled(Batch, n_rows=batch, tokens=1, slots=of_ids)
+    snapshot = filled(Snapshot, at=at.data_ptr(), dst=of_ids)
+    stream = torch.cuda.Stream()
+    execution = filled(Exec, stream=stream.cuda_stream)
+    empty = torch.zeros(1, device="cuda")
+    calls = {"commit": lambda: library("commit", slots, c.byref(rows), None, c.byref(execution)),
+             "snapshot": lambda: library("snapshot", slots, c.byref(rows), c.byref(snapshot), c.byref(execution)),
+             "empty kernel": lambda: empty.add_(1)}
+    times = {}
+    for name, call in calls.items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            call()
+            torch.cuda.synchronize()
+            graph.capture_begin()
+            for _ in range(repeats):
+                call()
+            graph.capture_end()
+            graph.replay()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(20):
+                graph.replay()
+            end.record()
+        torch.cuda.synchronize()
+        times[name] = begin.elapsed_time(end) * 1e3 / 20 / repeats
+        del graph
+    library.lib.replayssm_layers_destroy(layers)
+    library.lib.replayssm_slots_destroy(slots)
+    library.lib.replayssm_context_destroy(context)
+    return times
+
+
 def read_stream():
     """TB/s of a sum over 2 GiB."""
     data = torch.ones(1 << 29, device="cuda")
@@ -179,6 +221,8 @@ def main():
     torch.manual_seed(1)
     library = Library(sys.argv[1] if len(sys.argv) > 1 else "target/release/libreplayssm.so")
     print(f"{torch.cuda.get_device_name()}, read stream {read_stream():.2f} TB/s; us per layer and step")
+    times = time_bookkeeping(library)
+    print("batch 512: " + ", ".join(f"{name} {us:.2f}" for name, us in times.items()))
     print(f"{'':34}{'batch':>6}" + "".join(f"{name:>11}" for name, *_ in WAYS))
     for name, family, shape in SHAPES:
         for batch in (1, 32, 256):

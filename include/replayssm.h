@@ -11,6 +11,9 @@
  *   step, step, ..., commit         one model step: every layer and convolution with ONE batch, then one commit
  *   extend, extend, ..., commit     the same for prompts: rows of any length, no rollback
  *   export, rewind, read_cursors    look, take back
+ *   flush, snapshot, copy           fold now, keep the state at a position, fork and move
+ *   save, restore                   a request in host memory, for later or for another machine
+ *   plan                            what a model will take, before any of it exists
  *
  * Structs
  *   A descriptor starts with struct_size = sizeof(the struct) as the caller compiled it (REPLAYSSM_INIT does that). Zero is every field's
@@ -30,8 +33,9 @@
  * Threads and streams
  *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
  *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
- *   Only calls that create, destroy, query or fail allocate. No call waits for another's work: while the CPU backend's threads
- *   work for one call, another does its own on its thread. Lists of pools are read under a lock by reset and rewind, which
+ *   Only calls that create, destroy, rebind, save, restore, plan, query or fail allocate. No call waits for another's work: while the CPU backend's threads
+ *   work for one call, another does its own on its thread. The list of pools is read under a lock by reset, rewind, flush, snapshot, copy,
+ *   save and restore, which
  *   creating and destroying a pool wait for; acquire and release take a lock. A call needs at most 256 KiB of its thread's stack.
  *
  * Errors
@@ -120,6 +124,10 @@ typedef int32_t replayssm_status;
 /* The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
  * on the same context may be the cause. */
 #define REPLAYSSM_CUDA 41
+/* The stream captures, and the call waits for its work; the capture goes on. */
+#define REPLAYSSM_CAPTURING 60
+/* A blob was cut off or changed, or is not one for this handle; the message says what differs. The slot is as it was. */
+#define REPLAYSSM_BAD_BLOB 61
 /* A defect of this library was caught at the boundary. Reset the slots of the call. */
 #define REPLAYSSM_INTERNAL 90
 
@@ -434,21 +442,32 @@ typedef int32_t replayssm_component_kind;
 #define REPLAYSSM_COMPONENT_U 11
 /* Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels]. */
 #define REPLAYSSM_COMPONENT_CONV 12
+/* A convolution's window as a snapshot or copy has stored it, per slot: io [width - 1, channels], oldest first. */
+#define REPLAYSSM_COMPONENT_WINDOW 13
+/* Position of that window, per slot: an int64 for each 128 channels; -1: there is none. */
+#define REPLAYSSM_COMPONENT_WINDOW_TAGS 14
 
 /* Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
- * layer l of slot (or ring) s lies at base + l * layer_stride_bytes + s * slot_stride_bytes. Lent memory is not
- * touched at create: reset or import each slot before its first step. */
+ * layer l of slot (or ring) s lies at base + offset_bytes + l * layer_stride_bytes + s * slot_stride_bytes, or at layer_bases[l] +
+ * offset_bytes + s * slot_stride_bytes. Lent memory is not touched at create: reset or import each slot before its first step. */
 typedef struct replayssm_lent {
   /* sizeof(replayssm_lent). */
   uint32_t struct_size;
   /* REPLAYSSM_COMPONENT_*, each at most once. */
   replayssm_component_kind kind;
-  /* Layer 0 of slot 0, aligned to 16 bytes (tags: 8, here and below). Stays the caller's, and must outlive the pool. */
+  /* Layer 0 of slot 0; with offset_bytes aligned to 16 bytes (tags: 8, here and below). NULL with layer_bases. Stays the caller's,
+   * and must outlive the pool, or its next rebind. */
   void *base;
-  /* Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings). */
+  /* Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings), and with layer_bases. */
   int64_t layer_stride_bytes;
   /* Multiple of 16, at least the component's bytes; 0 = dense. */
   int64_t slot_stride_bytes;
+  /* Layers that were allocated one by one: host array [n_layers] of addresses in the context's memory, each slot 0 of a layer, with
+   * offset_bytes aligned as base; read before the call returns. The library keeps a table of them, 8 bytes a layer, beside the memory
+   * that it owns. NULL: base. */
+  void *const *layer_bases;
+  /* Where the component begins in what base or layer_bases point to, such as a page that holds several; 0 or more. */
+  int64_t offset_bytes;
 } replayssm_lent;
 
 /* Size and place of a component. Out. */
@@ -463,13 +482,82 @@ typedef struct replayssm_component {
   uint32_t reserved;
   /* Bytes of one layer's part of one slot (or ring), contiguous. */
   uint64_t bytes;
-  /* Layer 0 of slot 0. */
+  /* Layer 0 of slot 0; NULL before the pool exists. */
   void *base;
   /* Bytes from slot to slot. */
   int64_t slot_stride_bytes;
-  /* Bytes from layer to layer. */
+  /* Bytes from layer to layer; 0 where layers were lent by layer_bases. */
   int64_t layer_stride_bytes;
+  /* Slot 0 of each layer: host array [n_layers], right however the layers lie. The library's, until the pool is destroyed; a rebind
+   * changes its contents. NULL before the pool exists. */
+  void *const *layer_bases;
 } replayssm_component;
+
+/* What is asked of a plan. NULL: all defaults. */
+typedef struct replayssm_plan_args {
+  /* sizeof(replayssm_plan_args). */
+  uint32_t struct_size;
+  /* Rows of a step, 1 to 2^20; 0 = 1. Bytes per row hardly depend on it. */
+  int32_t batch;
+  /* Tokens of a row in a step, 1 to max_step_tokens; 0 = max_step_tokens. */
+  int32_t tokens;
+  /* Zero. */
+  uint32_t reserved;
+  /* Memory that slots and rings may take, in bytes; 0: no budget. */
+  uint64_t budget_bytes;
+} replayssm_plan_args;
+
+/* What a model takes, all pools and layers together. Out. */
+typedef struct replayssm_plan_info {
+  /* sizeof(replayssm_plan_info), set by the caller. */
+  uint32_t struct_size;
+  /* The window, max_step_tokens to 256, that moves the fewest bytes per step for this batch and these tokens; of windows within a
+   * hundredth of that, the smallest, since rings cost memory. */
+  int32_t recommended_window;
+  /* Bytes of a slot: checkpoints and tags, each layer's part of a component padded to 128 bytes as owned memory has it, here and below. */
+  uint64_t checkpoint_bytes;
+  /* Bytes of a ring. */
+  uint64_t ring_bytes;
+  /* Bytes of the positions of all rings (32 each) and of the counters. */
+  uint64_t fixed_bytes;
+  /* n_slots * checkpoint_bytes + n_rings * ring_bytes + fixed_bytes: what creating all of it allocates in the context's memory. */
+  uint64_t total_bytes;
+  /* The largest n, up to 2^20, for which n slots and n rings have a total within the budget; -1 without a budget. */
+  int64_t slots_in_budget;
+  /* Bytes of a sequence where, instead of a ring, one whole state is kept for each token of a step beside the state itself:
+   * 1 + max_step_tokens states, and convolution windows longer by max_step_tokens. To compare with checkpoint_bytes + ring_bytes. */
+  uint64_t state_per_draft_bytes;
+  /* The most such sequences in the budget, up to 2^20; -1 without a budget. */
+  int64_t slots_in_budget_state_per_draft;
+  /* Bytes that a row moves in a step, on average over a flush cycle, all tokens being accepted: those of replayssm_explain, which counts
+   * reads of records as the CPU kernels make them. */
+  uint64_t step_bytes;
+  /* Bytes that a row moves where the plain update takes as many tokens. */
+  uint64_t plain_step_bytes;
+  /* Share of rows that fold in a step, on average, 0 to 1. */
+  double flush_share;
+} replayssm_plan_info;
+
+/* What a saved slot is for. */
+typedef int32_t replayssm_save_kind;
+/* Checkpoint, ring and position as they are: goes on bit for bit on a handle of the same configuration, on any backend. */
+#define REPLAYSSM_SAVE_LIVE 0
+/* The fp32 states at the committed position and the convolution windows: goes on under any window, longest step, format, readout,
+ * backend and split of layers into pools. 16-bit formats round when they are restored. */
+#define REPLAYSSM_SAVE_PORTABLE 1
+/* A slot without a ring, as a snapshot or REPLAYSSM_COPY_STORE leaves it: checkpoint, tags and stored windows, as they are. Goes on by
+ * REPLAYSSM_COPY_LOAD, under any window, longest step, readout and backend; shapes, formats and split of layers are the same. */
+#define REPLAYSSM_SAVE_STORED 2
+
+/* What a restore sets beside what the blob has. */
+typedef struct replayssm_restore_args {
+  /* sizeof(replayssm_restore_args). */
+  uint32_t struct_size;
+  /* Zero. */
+  uint32_t reserved;
+  /* Host pointer to the generation of the ring from now on. NULL: one more than before. */
+  const uint32_t *generation;
+} replayssm_restore_args;
 
 /* Flag of a call, CUDA: its kernels may begin while the work in front of them on the stream ends (programmatic dependent launch). They
  * wait for that work before they read or write anything, and let nothing begin behind them before they have ended. */
@@ -641,8 +729,12 @@ typedef struct replayssm_commit_args {
   int64_t counts_stride;
 } replayssm_commit_args;
 
-/* A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, reset, import and rewind
- * refuse an id that is named twice. */
+/* A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, calls that change what is
+ * listed refuse an id that is named twice.
+ *
+ * An engine whose groups of layers have slot ids of their own names pools, for calls on a slots handle: a pool that is named has its slots
+ * in pool_slots, a pool that is not has them in slots. An entry that is negative in one pool is skipped there alone. With every pool of
+ * the handle named, slots may be absent. */
 typedef struct replayssm_list {
   /* sizeof(replayssm_list). */
   uint32_t struct_size;
@@ -656,7 +748,73 @@ typedef struct replayssm_list {
   struct replayssm_ids slots;
   /* [n]; data NULL: the same ids as slots. */
   struct replayssm_ids rings;
+  /* Pools that have slot ids of their own, up to 64; 0 for a call on one pool and for read_cursors. */
+  int32_t n_pools;
+  /* Zero. */
+  uint32_t pools_reserved;
+  /* Host array [n_pools]: those pools, each once. */
+  const struct replayssm_layers *const *pools;
+  /* Host array [n_pools]: the slots [n] of each, which lie where the list lies. */
+  const struct replayssm_ids *pool_slots;
 } replayssm_list;
+
+/* What a flush folds. Arrays have an element per list entry. */
+typedef struct replayssm_flush_args {
+  /* sizeof(replayssm_flush_args). */
+  uint32_t struct_size;
+  /* 0: fold now. 1: enqueue nothing but a wish: the first step that finds position[i] among the committed tokens that it may fold
+   * (min_rewind of them it may not) folds, under every schedule. */
+  int32_t later;
+  /* Now: fold up to exactly here, also tokens that min_rewind would keep, which cannot be taken back then; at or before a checkpoint there
+   * is nothing to do. NULL, with later 0: as a step's mask does, all but min_rewind committed tokens. */
+  const int64_t *position;
+} replayssm_flush_args;
+
+/* Which rows of a batch leave a state behind, and where. */
+typedef struct replayssm_snapshot_args {
+  /* sizeof(replayssm_snapshot_args). */
+  uint32_t struct_size;
+  /* Pools that have slot ids of their own, up to 64. */
+  int32_t n_pools;
+  /* [n_rows] in the context's memory: the position whose state is wanted, if the last commit of the row reached it; negative: none. */
+  const int64_t *at;
+  /* [n_rows] slot that gets it. With every pool of the handle named, data may be NULL. */
+  struct replayssm_ids dst;
+  /* Host array [n_pools]: those pools, each once. */
+  const struct replayssm_layers *const *pools;
+  /* Host array [n_pools]: the slots [n_rows] of the batch in each. */
+  const struct replayssm_ids *pool_src;
+  /* Host array [n_pools]: the slots [n_rows] that get the states in each. */
+  const struct replayssm_ids *pool_dst;
+} replayssm_snapshot_args;
+
+/* What a copy makes of its target. */
+typedef int32_t replayssm_copy_kind;
+/* What the source is: checkpoint, ring, position, seed. A source may have many targets. */
+#define REPLAYSSM_COPY_FORK 0
+/* The same; the source gets a new generation, so that late commits of its owner do nothing, and is undefined until a reset. */
+#define REPLAYSSM_COPY_MOVE 1
+/* Source and target change places; both rings get a new generation. */
+#define REPLAYSSM_COPY_SWAP 2
+/* A checkpoint without a ring: the exact state of the source at a position. */
+#define REPLAYSSM_COPY_STORE 3
+/* A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left. */
+#define REPLAYSSM_COPY_LOAD 4
+/* A checkpoint without a ring, from another. */
+#define REPLAYSSM_COPY_STORED 5
+
+/* How a copy is to be made. Arrays have an element per list entry, where the lists lie. */
+typedef struct replayssm_copy_args {
+  /* sizeof(replayssm_copy_args). */
+  uint32_t struct_size;
+  /* REPLAYSSM_COPY_*. */
+  replayssm_copy_kind kind;
+  /* STORE: at which position, held as for replayssm_export; NULL: all committed tokens. LOAD: where the checkpoint stands, and the
+   * target starts. NULL otherwise. */
+  const int64_t *position;
+  /* FORK, MOVE, LOAD: generation of the target's ring from now on; NULL: one more than before. NULL otherwise. */
+  const uint32_t *generation;
+} replayssm_copy_args;
 
 /* What a reset sets. Arrays have an element per list entry. */
 typedef struct replayssm_reset_args {
@@ -704,14 +862,14 @@ typedef struct replayssm_state {
 typedef struct replayssm_cursor {
   /* Committed tokens, absolute. */
   int64_t position;
-  /* Position before which the staggered schedule wants a fold. */
+  /* The first step that finds this position among the committed tokens that it may fold does fold; 0: none is waited for. */
   int64_t flush_before;
   /* Key of stochastic rounding. */
   uint64_t seed;
-  /* Counts resets, or as given to them. */
+  /* Counts resets and copies, or as given to them. */
   uint32_t generation;
-  /* Zero. */
-  uint32_t flags;
+  /* Tokens that the last commit added: 0 after a reset, an import, a copy, a rewind and the commit of a row without tokens. */
+  uint32_t committed;
 } replayssm_cursor;
 
 /* Fault bit: a slot or ring id at or above its count. */
@@ -767,7 +925,7 @@ typedef struct replayssm_stats {
   uint64_t tokens;
   /* Tokens that became committed. */
   uint64_t accepted;
-  /* Checkpoint tiles that steps rewrote. */
+  /* Checkpoint tiles that steps and flushes rewrote. */
   uint64_t flushes;
   /* Bytes of checkpoint loaded. */
   uint64_t checkpoint_bytes_read;
@@ -879,6 +1037,19 @@ replayssm_status replayssm_layers_create(struct replayssm_slots *slots,
                                          int32_t n_lent,
                                          struct replayssm_layers **out);
 
+/* Takes the lent components of a pool from where they are now: the engine has moved or reallocated them. Contents are the caller's
+ * business. All or none.
+ *
+ * lent: host array [n_lent], as in replayssm_layers_create: exactly the kinds that were lent there, each checked as there; what the library
+ * owns stays. Graphs that were captured before must not be launched any more.
+ * NULL: not layers; lent with n_lent 0.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA; the pool is as before.
+ * Threads: any, but no other call may be inside a call on layers or on its slots handle, and none enqueued or running. Capture: never. */
+REPLAYSSM_CALL
+replayssm_status replayssm_layers_rebind(struct replayssm_layers *layers,
+                                         const struct replayssm_lent *lent,
+                                         int32_t n_lent);
+
 /* Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: where it owns memory, it waits for the
  * work of its context.
  *
@@ -899,6 +1070,36 @@ replayssm_status replayssm_layers_components(const struct replayssm_layers *laye
                                              struct replayssm_component *out,
                                              int32_t capacity,
                                              int32_t *n);
+
+/* What a model takes before any of it exists: bytes per slot and ring, the total, how many requests fit a budget, beside that what one
+ * state per draft token would take; bytes per step; the window that moves the fewest. Needs no context: sizes are the same on every backend.
+ *
+ * slots_desc, pools: what would be created; pools is a host array [n_pools], 0 to 4096, its elements pools[0].struct_size apart, all on one
+ * slots handle. args: batch, tokens, budget. out: the answer.
+ * NULL: args, which means all defaults; pools with n_pools 0; not slots_desc and out.
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED, as creating would give them.
+ * Threads: any. Capture: never. */
+REPLAYSSM_CALL
+replayssm_status replayssm_plan(const struct replayssm_slots_desc *slots_desc,
+                                const struct replayssm_pool_desc *pools,
+                                int32_t n_pools,
+                                const struct replayssm_plan_args *args,
+                                struct replayssm_plan_info *out);
+
+/* The components that a pool would have, as replayssm_layers_components says them of one that exists: base and layer_bases NULL, strides as
+ * owned memory will have them. Needs no context.
+ *
+ * slots_desc, pool_desc: what would be created. out: array [capacity], its elements out[0].struct_size bytes apart. *n becomes the number of
+ * components, also when BUFFER_TOO_SMALL is returned.
+ * NULL: out with capacity 0; not slots_desc, pool_desc and n.
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED, BUFFER_TOO_SMALL.
+ * Threads: any. Capture: host only. */
+REPLAYSSM_CALL
+replayssm_status replayssm_plan_components(const struct replayssm_slots_desc *slots_desc,
+                                           const struct replayssm_pool_desc *pool_desc,
+                                           struct replayssm_component *out,
+                                           int32_t capacity,
+                                           int32_t *n);
 
 /* Whether a pool as desc says can be had on context and take steps of max_tokens tokens (0 = 1): OK, or the status and the sentence with
  * which creating it, or slots for such steps, fails. Creates nothing. Whether there is memory enough, only creating tells.
@@ -1080,7 +1281,7 @@ replayssm_status replayssm_export(const struct replayssm_layers *layers,
  * sets FAULT_REWIND and is left alone.
  * NULL: done, with a host list: on the CPU backend a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list
  * and n. CUDA: done lies in memory that the device writes also with a host list.
- * Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 48 pools.
+ * Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 40 pools.
  * Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
  * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
@@ -1089,6 +1290,57 @@ replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
                                   const int32_t *n,
                                   int32_t *done,
                                   const struct replayssm_exec *exec);
+
+/* Folds history into the checkpoints of the listed slots, outside of a step: all layers of all pools, by the step's own arithmetic, so that
+ * later steps go on as if one of them had folded. Or tells later steps to fold. Convolutions have nothing to fold.
+ *
+ * list: 0 or more entries; args: arrays with an element per entry, where the list lies. A position beyond the committed one, or a
+ * checkpoint that cannot be trusted, as after an uncommitted extend, sets FAULT_POSITION, and nothing is written there.
+ * NULL: args, which means all defaults, and exec; not slots and list.
+ * Errors: as replayssm_reset.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+ * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+REPLAYSSM_CALL
+replayssm_status replayssm_flush(const struct replayssm_slots *slots,
+                                 const struct replayssm_list *list,
+                                 const struct replayssm_flush_args *args,
+                                 const struct replayssm_exec *exec);
+
+/* Behind the commit of a batch: rows whose last commit reached the position at[row], so that position - committed < at[row] <= position,
+ * leave the exact state at that position in slot dst[row], a checkpoint without a ring, in the pools' own formats (a convolution: its
+ * window). The rows' own slots and rings do not change. What a prefix cache needs at every so many tokens, whatever steps accept.
+ *
+ * batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst that is
+ * no slot sets FAULT_ID; a position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION; dst stays as
+ * it is then. No two rows may have one dst, and no dst may be a slot of the batch.
+ * NULL: exec; not slots, batch and args.
+ * Errors: as replayssm_commit.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues; on the CPU
+ * backend all is done on return. */
+REPLAYSSM_CALL
+replayssm_status replayssm_snapshot(const struct replayssm_slots *slots,
+                                    const struct replayssm_batch *batch,
+                                    const struct replayssm_snapshot_args *args,
+                                    const struct replayssm_exec *exec);
+
+/* Copies slots, with or without their rings, in all layers of all pools: entry i of src to entry i of dst. args.kind says what the target
+ * becomes; see REPLAYSSM_COPY_*. A live slot may be copied at any moment, also between a step and its commit.
+ *
+ * src, dst: lists of one length at one place. A ring id is ignored, and its array may be absent, where the kind has no ring: dst of STORE,
+ * src of LOAD, both of STORED. A target is named once, and nothing is source and target in one call; host lists are checked for both.
+ * The target's ring gets a generation of its own, an empty last commit and, staggered, a first fold of its own.
+ * Device: a source that cannot be trusted (an uncommitted extend), a position that is not held, and a stored checkpoint that does not stand
+ * at the position of a LOAD set FAULT_POSITION; the target then is left alone (STORE), or refuses steps until a reset.
+ * NULL: args, which means a fork, and exec; not slots, src and dst.
+ * Errors: as replayssm_reset.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+ * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+REPLAYSSM_CALL
+replayssm_status replayssm_copy(const struct replayssm_slots *slots,
+                                const struct replayssm_list *src,
+                                const struct replayssm_list *dst,
+                                const struct replayssm_copy_args *args,
+                                const struct replayssm_exec *exec);
 
 /* Copies the state of the listed rings into dst [n of list], in stream order and without synchronising; entries with negative ids become
  * zero. dst lies in the context's memory, or (CUDA) in pinned host memory.
@@ -1101,6 +1353,54 @@ replayssm_status replayssm_read_cursors(const struct replayssm_slots *slots,
                                         const struct replayssm_list *list,
                                         struct replayssm_cursor *dst,
                                         const struct replayssm_exec *exec);
+
+/* Bytes of a saved slot: the same for every slot and ring of slots and every call, until a pool is created or destroyed.
+ *
+ * kind: REPLAYSSM_SAVE_*.
+ * NULL: neither slots nor bytes.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.
+ * Threads: any; it waits for a pool that is being created or destroyed. Capture: host only. */
+REPLAYSSM_CALL
+replayssm_status replayssm_save_bytes(const struct replayssm_slots *slots,
+                                      replayssm_save_kind kind,
+                                      uint64_t *bytes);
+
+/* Saves a slot with its ring, in all pools, to a blob in host memory, which another process or machine can restore. Right at any moment:
+ * a step that is not committed is not in it, and is repeated after a restore. The slot does not change. Its format is docs/ABI.md's.
+ *
+ * list: one entry, REPLAYSSM_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
+ * on an error they are undefined. Blobs of equal slots are equal.
+ * NULL: exec; not slots, list and blob.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (an extend that is not committed, a
+ * slot that was never reset, a slot that is not stored), CAPTURING, OUT_OF_MEMORY, CUDA.
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream.
+ * It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never. */
+REPLAYSSM_CALL
+replayssm_status replayssm_save(const struct replayssm_slots *slots,
+                                const struct replayssm_list *list,
+                                replayssm_save_kind kind,
+                                void *blob,
+                                uint64_t capacity,
+                                const struct replayssm_exec *exec);
+
+/* Restores a slot with its ring, in all pools, from a blob. Everything about the blob is checked before the slot changes: it is whole and
+ * unchanged, and it fits: a LIVE one the configuration of slots and its pools in the order of their creation, a STORED one shapes and formats
+ * of those pools, a PORTABLE one the shapes of their layers, which are matched by family and shape, in the order of pools and layers.
+ *
+ * A LIVE restore brings back position, first fold and seed; a PORTABLE one position and seed, as a reset and imports do; a STORED one
+ * touches no ring, and args has no meaning then.
+ * list: one entry, REPLAYSSM_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
+ * NULL: args, which means all defaults, and exec; not slots, list and blob.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA: it
+ * may be restored in part: reset it.
+ * Threads: as replayssm_save, which says what it waits for and allocates. Capture: never. */
+REPLAYSSM_CALL
+replayssm_status replayssm_restore(const struct replayssm_slots *slots,
+                                   const struct replayssm_list *list,
+                                   const void *blob,
+                                   uint64_t bytes,
+                                   const struct replayssm_restore_args *args,
+                                   const struct replayssm_exec *exec);
 
 /* Takes n free ids of slots (and rings of the same numbers) from the library's list, most recently released first, each with a new
  * generation: pass it to reset_args.generation and batch.generation, so that late commits of a former owner do nothing. All or none.

@@ -171,12 +171,38 @@ class Slots : public Handle<replayssm_slots, replayssm_slots_destroy> {
              const replayssm_exec* exec = nullptr) const {
     check(replayssm_reset(handle_, &list, args, exec));
   }
+  void flush(const replayssm_list& list, const replayssm_flush_args* args = nullptr,
+             const replayssm_exec* exec = nullptr) const {
+    check(replayssm_flush(handle_, &list, args, exec));
+  }
+  void snapshot(const replayssm_batch& batch, const replayssm_snapshot_args& args,
+                const replayssm_exec* exec = nullptr) const {
+    check(replayssm_snapshot(handle_, &batch, &args, exec));
+  }
+  void copy(const replayssm_list& src, const replayssm_list& dst, const replayssm_copy_args* args = nullptr,
+            const replayssm_exec* exec = nullptr) const {
+    check(replayssm_copy(handle_, &src, &dst, args, exec));
+  }
   void rewind(const replayssm_list& list, const std::int32_t* n, std::int32_t* done = nullptr,
               const replayssm_exec* exec = nullptr) const {
     check(replayssm_rewind(handle_, &list, n, done, exec));
   }
   void read_cursors(const replayssm_list& list, replayssm_cursor* dst, const replayssm_exec* exec = nullptr) const {
     check(replayssm_read_cursors(handle_, &list, dst, exec));
+  }
+  // The size of every blob of a kind, a blob of a slot and ring, and the way back.
+  std::size_t save_bytes(replayssm_save_kind kind) const {
+    std::uint64_t bytes = 0;
+    check(replayssm_save_bytes(handle_, kind, &bytes));
+    return static_cast<std::size_t>(bytes);
+  }
+  void save(const replayssm_list& list, replayssm_save_kind kind, void* blob, std::size_t capacity,
+            const replayssm_exec* exec = nullptr) const {
+    check(replayssm_save(handle_, &list, kind, blob, capacity, exec));
+  }
+  void restore(const replayssm_list& list, const void* blob, std::size_t bytes,
+               const replayssm_restore_args* args = nullptr, const replayssm_exec* exec = nullptr) const {
+    check(replayssm_restore(handle_, &list, blob, bytes, args, exec));
   }
   void acquire(std::int32_t n, std::int32_t* ids, std::uint32_t* generations = nullptr) {
     check(replayssm_acquire(handle_, n, ids, generations));
@@ -200,6 +226,8 @@ class Layers : public Handle<replayssm_layers, replayssm_layers_destroy> {
   Layers(Slots& slots, const replayssm_pool_desc& desc, const replayssm_lent* lent = nullptr, std::int32_t n_lent = 0) {
     check(replayssm_layers_create(slots.get(), &desc, lent, n_lent, &handle_));
   }
+
+  void rebind(const replayssm_lent* lent, std::int32_t n_lent) { check(replayssm_layers_rebind(handle_, lent, n_lent)); }
 
   void step(std::int32_t layer, const replayssm_batch& batch, const replayssm_mamba2_args& args,
             const replayssm_exec* exec = nullptr) const {
@@ -252,6 +280,24 @@ class Layers : public Handle<replayssm_layers, replayssm_layers_destroy> {
     return text;
   }
 };
+
+// What pools on one slots handle would take, before any of it exists.
+inline replayssm_plan_info plan(const replayssm_slots_desc& slots, const replayssm_pool_desc* pools, std::int32_t n_pools,
+                                const replayssm_plan_args* args = nullptr) {
+  auto out = init<replayssm_plan_info>();
+  check(replayssm_plan(&slots, pools, n_pools, args, &out));
+  return out;
+}
+
+// The components that a pool would have.
+inline std::vector<replayssm_component> plan_components(const replayssm_slots_desc& slots, const replayssm_pool_desc& pool) {
+  std::int32_t n = 0;
+  const replayssm_status sized = replayssm_plan_components(&slots, &pool, nullptr, 0, &n);
+  if (sized != REPLAYSSM_BUFFER_TOO_SMALL) check(sized);
+  std::vector<replayssm_component> out(static_cast<std::size_t>(n), init<replayssm_component>());
+  if (n > 0) check(replayssm_plan_components(&slots, &pool, out.data(), n, &n));
+  return out;
+}
 
 }  // namespace replayssm
 

@@ -29,6 +29,10 @@ pub enum Status {
     OutOfMemory = 40,
     /// The CUDA driver refused a call.
     Cuda = 41,
+    /// The stream captures, and the call waits for its work.
+    Capturing = 60,
+    /// A blob is no blob of this library, or not one for this handle.
+    BadBlob = 61,
     /// A defect of this library: a panic was caught at the boundary.
     Internal = 90,
 }
@@ -125,6 +129,24 @@ pub enum Error {
         /// How much was asked for, where that is known.
         bytes: Option<u64>,
     },
+    /// The stream captures.
+    #[error(
+        "exec.stream is {value}, which captures; a stream that does not is expected, because the call waits for its work"
+    )]
+    Capturing {
+        /// The stream given.
+        value: String,
+    },
+    /// A blob cannot be restored.
+    #[error("{field} is {value}; expected {expected}")]
+    BadBlob {
+        /// What of the blob.
+        field: Cow<'static, str>,
+        /// What it is.
+        value: String,
+        /// What would have been right.
+        expected: Cow<'static, str>,
+    },
     /// A defect of this library.
     #[error("internal error: {0}")]
     Internal(String),
@@ -144,6 +166,8 @@ impl Error {
             Error::NoCode { .. } => Status::NoCodeForArch,
             Error::Cuda { .. } => Status::Cuda,
             Error::OutOfMemory { .. } => Status::OutOfMemory,
+            Error::Capturing { .. } => Status::Capturing,
+            Error::BadBlob { .. } => Status::BadBlob,
             Error::Internal(_) => Status::Internal,
         }
     }
@@ -155,6 +179,15 @@ impl Error {
         expected: impl Into<Cow<'static, str>>,
     ) -> Self {
         Error::InvalidArgument { field: field.into(), value: value.to_string(), expected: expected.into() }
+    }
+
+    /// Shorthand for [`Error::BadBlob`].
+    pub fn bad_blob(
+        field: impl Into<Cow<'static, str>>,
+        value: impl ToString,
+        expected: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Error::BadBlob { field: field.into(), value: value.to_string(), expected: expected.into() }
     }
 
     /// Shorthand for [`Error::Unsupported`].

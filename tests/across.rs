@@ -1,8 +1,8 @@
 //! The CUDA backend beside the CPU's in one process: the same calls on a rig of each, and what must be equal by bytes is.
 //!
 //! Equal by bytes, for every family and format: outputs of extends, of EXACT steps, of steps above 16 tokens and of convolutions; all records
-//! of live ring rows, except those of u, which readouts alone use; checkpoints and tags; exported states; what a rewind says; cursors;
-//! fault bits. FULL and HIGH outputs of each backend are within their bounds around fp64.
+//! of live ring rows, except those of u, which readouts alone use; checkpoints and tags; exported states, flushed, stored and copied ones;
+//! what a rewind says; cursors; fault bits. FULL and HIGH outputs of each backend are within their bounds around fp64.
 //!
 //! `REPLAYSSM_ACROSS=n` limits the random models to n, and the named ones too. Where there is no CUDA backend, the comparison is made
 //! between two CPU rigs of different threads alone.
@@ -15,10 +15,11 @@ use std::fmt::Display;
 use std::ptr::{null, null_mut};
 
 use common::device::{self, peek, poke};
+use common::model::Model as SavedModel;
 use common::oracle::{Oracle, limits, relative, unit};
 use common::{
     ABSENT, Array, BatchData, FAMILIES, Rig, Rng, Row, Skip, Spec, Token, address, components, decode, encode, ids64,
-    ok, size_of_dtype, tensor,
+    message, ok, size_of_dtype, tensor,
 };
 use replayssm::ffi::*;
 use replayssm::replay::plan::MAX_PARALLEL;
@@ -58,7 +59,11 @@ impl Shape {
     }
 }
 
+/// Slots of checkpoints without a ring.
+const STORED: [usize; 3] = [0, 2, 3];
+
 /// A request: slot, ring, and its tokens since the last reset or import.
+#[derive(Clone)]
 struct Request {
     slot: usize,
     ring: usize,
@@ -89,6 +94,8 @@ struct Both {
     bias: Array,
     rng: Rng,
     requests: Vec<Request>,
+    /// Slots and rings that no request is on.
+    spare: Vec<(usize, usize)>,
     round: usize,
     /// Of FULL steps, per rig.
     full: [Vec<f64>; 2],
@@ -134,7 +141,8 @@ impl Both {
             Request { slot, ring, origin: 0, log: vec![] }
         };
         let requests = [1, 4, 6].map(request).into();
-        Both { name, rigs, shape, convs, weight, bias, rng, requests, round: 0, full: Default::default() }
+        let spare = [5, 7].map(|slot| (slot, request(slot).ring)).into();
+        Both { name, rigs, shape, convs, weight, bias, rng, requests, spare, round: 0, full: Default::default() }
     }
 
     fn spec(&self) -> &Spec {
@@ -229,6 +237,26 @@ impl Both {
         }
     }
 
+    /// Checkpoints without a ring, and windows.
+    fn compare_stored(&self) {
+        for pool in 0..2 {
+            let [one, other] = [self.pools(0)[pool], self.pools(1)[pool]];
+            for c in components(one.handle).iter().filter(|c| c.per_ring == 0) {
+                for (layer, slot) in (0..one.axes[0]).flat_map(|layer| STORED.map(|slot| (layer, slot))) {
+                    let [a, b] =
+                        [one, other].map(|p| Self::part(p.handle, c.kind, layer, slot).expect("the same component"));
+                    assert!(
+                        a == b,
+                        "{}, round {}: component {} of pool {pool}, layer {layer}, slot {slot}",
+                        self.name,
+                        self.round,
+                        c.kind
+                    );
+                }
+            }
+        }
+    }
+
     fn compare_rings(
         &self,
         handles: [*mut replayssm_layers; 2],
@@ -270,11 +298,12 @@ impl Both {
 
     /// Everything that a caller can see of the requests, and the memory behind it.
     fn compare(&mut self) {
+        self.compare_stored();
         for request in &self.requests {
             self.compare_memory(request, 0);
             let cursors = [0, 1].map(|i| {
                 let c = self.rigs[i].cursor(request.ring);
-                (c.position, c.flush_before, c.seed, c.generation, c.flags)
+                (c.position, c.flush_before, c.seed, c.generation, c.committed)
             });
             let cursor = self.same(format!("cursor of ring {}", request.ring), cursors);
             assert_eq!(cursor.0, request.position() as i64, "{}, round {}: position", self.name, self.round);
@@ -448,6 +477,104 @@ impl Both {
         }
         let counts: Vec<i32> = rows.iter().map(|r| self.rng.below(r.tokens.len() + 1) as i32).collect();
         self.commit(&rows, false, 0, Some(&counts));
+        self.snapshot(&rows, false, 0);
+    }
+
+    /// Behind a commit: states that it has reached, or not.
+    fn snapshot(&mut self, rows: &[Row], extend: bool, tail: i32) {
+        let at: Vec<i64> = rows
+            .iter()
+            .map(|row| match self.of(row) {
+                Some(i) => self.requests[i].position() as i64 - self.rng.below(5) as i64 + 1,
+                None => self.rng.below(9) as i64,
+            })
+            .collect();
+        let first = self.rng.below(3);
+        let mut n = 0;
+        let dst: Vec<i64> = rows
+            .iter()
+            .map(|row| {
+                n += usize::from(self.of(row).is_some());
+                if self.rng.below(5) == 0 { [-1, 99][self.rng.below(2)] } else { STORED[(first + n) % 3] as i64 }
+            })
+            .collect();
+        for rig in &self.rigs {
+            let batch = BatchData::new(rig, rows, extend, tail);
+            let args = desc!(replayssm_snapshot_args { at: at.as_ptr(), dst: ids64(&dst) });
+            // SAFETY: everything lives until the call returns.
+            ok(unsafe { replayssm_snapshot(rig.slots, &batch.desc(), &args, null()) });
+        }
+    }
+
+    /// Folds now, as far as a mask would or up to a position, or leaves it to later steps.
+    fn flush(&mut self) {
+        let entries = self.chosen();
+        let (ids, place) = (self.ids(&entries), self.place());
+        let mut position = Vec::new();
+        for entry in &entries {
+            let at = entry.map_or(3, |i| self.requests[i].position()) + self.rng.below(5);
+            position.push(at.saturating_sub(3) as i64);
+        }
+        let later = self.rng.below(3) == 0;
+        let given = later || self.rng.below(2) == 0;
+        let args = desc!(replayssm_flush_args {
+            later: later.into(),
+            position: if given { position.as_ptr() } else { null() },
+        });
+        for rig in &self.rigs {
+            // SAFETY: everything lives until the call returns.
+            ok(unsafe { replayssm_flush(rig.slots, &Self::list(&ids, place), &args, null()) });
+        }
+    }
+
+    fn copy_between(&mut self, kind: i32, from: &[Vec<i64>; 2], to: &[Vec<i64>; 2], position: Option<&[i64]>) {
+        let place = self.place();
+        let args = desc!(replayssm_copy_args { kind: kind, position: position.map_or(null(), <[i64]>::as_ptr) });
+        for rig in &self.rigs {
+            let (from, to) = (Self::list(from, place), Self::list(to, place));
+            // SAFETY: everything lives until the call returns.
+            ok(unsafe { replayssm_copy(rig.slots, &from, &to, &args, null()) });
+        }
+    }
+
+    /// Requests go on elsewhere, change places, or leave a checkpoint behind and go on from it.
+    fn copy(&mut self) {
+        let (i, j) = (self.rng.below(3), self.rng.below(2));
+        let one = |(slot, ring): (usize, usize)| [vec![slot as i64], vec![ring as i64]];
+        let (here, there) = ((self.requests[i].slot, self.requests[i].ring), self.spare[j]);
+        match self.rng.below(4) {
+            0 => {
+                let kind = [REPLAYSSM_COPY_FORK, REPLAYSSM_COPY_MOVE][self.rng.below(2)];
+                self.copy_between(kind, &one(here), &one(there), None);
+                (self.requests[i].slot, self.requests[i].ring) = there;
+                self.spare[j] = here;
+            }
+            1 => {
+                let other = (i + 1) % 3;
+                let place = (self.requests[other].slot, self.requests[other].ring);
+                self.copy_between(REPLAYSSM_COPY_SWAP, &one(here), &one(place), None);
+                (self.requests[i].slot, self.requests[i].ring) = place;
+                (self.requests[other].slot, self.requests[other].ring) = here;
+            }
+            2 => {
+                let (from, to) = (STORED[i], STORED[(i + 1) % 3]);
+                self.copy_between(REPLAYSSM_COPY_STORED, &one((from, 99)), &one((to, 99)), None);
+            }
+            _ => {
+                let position = self.requests[i].position();
+                let at = position + 1 - self.rng.below(4).min(self.requests[i].log.len() + 1);
+                let given = vec![at as i64];
+                self.copy_between(REPLAYSSM_COPY_STORE, &one(here), &one((STORED[j], 99)), Some(&given));
+                let faults = [0, 1].map(|i| self.rigs[i].faults(true).bits);
+                if self.same("fault bits", faults) == 0 {
+                    self.copy_between(REPLAYSSM_COPY_LOAD, &one((STORED[j], 99)), &one(there), Some(&given));
+                    let log = &mut self.requests[i].log;
+                    log.truncate(log.len() + at - position);
+                    (self.requests[i].slot, self.requests[i].ring) = there;
+                    self.spare[j] = here;
+                }
+            }
+        }
     }
 
     fn extend(&mut self) {
@@ -455,6 +582,7 @@ impl Both {
         let tail = if self.rng.below(2) == 0 { 0 } else { self.rng.below(self.spec().window + 1) as i32 };
         self.layers(&rows, true, tail, self.spec().layers - 1);
         self.commit(&rows, true, tail, None);
+        self.snapshot(&rows, true, tail);
     }
 
     /// Some of the requests, and an entry to be skipped between them.
@@ -614,12 +742,14 @@ impl Both {
         self.compare();
         for round in 1..=rounds {
             self.round = round;
-            match self.rng.below(16) {
+            match self.rng.below(20) {
                 0 | 1 => self.extend(),
                 2 => self.rewind(),
                 3 => self.import(),
                 4 => self.reset(),
                 5 | 6 => self.export(),
+                7 | 8 => self.flush(),
+                9 | 10 => self.copy(),
                 _ => self.step(),
             }
             self.compare();
@@ -795,6 +925,72 @@ fn cuda_equals_the_cpu_second_share() {
 #[test]
 fn cuda_equals_the_cpu_third_share() {
     share(2, 3);
+}
+
+/// A slot that one backend saved goes on on the other, there and back, and blobs of the same requests are the same.
+#[test]
+fn cuda_equals_the_cpu_in_saved_slots() {
+    let probe = match device::context(REPLAYSSM_BACKEND_CUDA, 0) {
+        Err(why) => return println!("skipped: across because {why}"),
+        Ok(context) => context,
+    };
+    for family in FAMILIES {
+        for (format, stochastic) in [
+            (REPLAYSSM_FORMAT_SPLIT32, false),
+            (REPLAYSSM_FORMAT_F32, false),
+            (REPLAYSSM_FORMAT_BF16, true),
+            (REPLAYSSM_FORMAT_F16, false),
+        ] {
+            let spec = Spec {
+                family,
+                format,
+                stochastic,
+                layers: 2,
+                window: 7,
+                t_max: 3,
+                keep: 2,
+                slots: 4,
+                rings: 3,
+                ..Spec::default()
+            };
+            let backends = [REPLAYSSM_BACKEND_CPU, REPLAYSSM_BACKEND_CUDA];
+            let models = backends.map(|backend| SavedModel::on(backend, &spec));
+            let mut rng = Rng(11);
+            // Empty, full, wrapped, and with a step that is not committed.
+            for moment in [0, 5, 17] {
+                let steps = models[0].steps(&mut rng, moment);
+                let lost = models[0].tokens(&mut rng, 2);
+                for model in &models {
+                    model.rigs[0].reset(1, 2, 0);
+                    model.run(1, 2, &steps);
+                    model.step(1, 2, &lost, false);
+                }
+                let next = models[0].steps(&mut rng, 6);
+                let wanted = models[0].rigs[0].save(REPLAYSSM_SAVE_PORTABLE, 1, 2);
+                for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
+                    let blobs = models.each_ref().map(|model| model.rigs[0].save(kind, 1, 2));
+                    assert!(blobs[0] == blobs[1], "{spec:?}, after {moment} steps, kind {kind}");
+                    // Back and forth between backends.
+                    for model in &models {
+                        assert_eq!(model.rigs[0].restore(3, 0, &blobs[0]), REPLAYSSM_OK, "{}", message());
+                    }
+                    let outputs = models.each_ref().map(|model| model.run(3, 0, &next));
+                    assert!(outputs[0] == outputs[1], "{spec:?}, after {moment} steps, kind {kind}");
+                    let ends = models.each_ref().map(|model| model.rigs[0].save(kind, 3, 0));
+                    assert!(ends[0] == ends[1], "{spec:?}, after {moment} steps, kind {kind}");
+                    assert_eq!(models[0].rigs[0].restore(2, 1, &ends[1]), REPLAYSSM_OK, "{}", message());
+                    // What a portable blob brings to a 16-bit state is rounded then.
+                    let rounds = kind == REPLAYSSM_SAVE_PORTABLE && format >= REPLAYSSM_FORMAT_BF16;
+                    assert!(rounds || models[0].states(2, 1) == models[1].states(3, 0), "{spec:?}");
+                }
+                assert!(models[1].rigs[0].save(REPLAYSSM_SAVE_PORTABLE, 1, 2) == wanted);
+            }
+            for model in &models {
+                assert_eq!(model.rigs[0].faults(false).bits, 0);
+            }
+        }
+    }
+    replayssm_context_destroy(probe);
 }
 
 /// Models of one family that differ in little and live long: for breaks of device code, which are to be found with few kernels.

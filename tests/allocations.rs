@@ -54,8 +54,17 @@ fn no_call_allocates() {
         [(REPLAYSSM_READOUT_HIGH, 300), (REPLAYSSM_READOUT_FULL, 20), (REPLAYSSM_READOUT_EXACT, 20)]
     {
         for family in FAMILIES {
-            let spec =
-                Spec { family, readout, headdim: 64, dstate: 64, window: 5, keep: 2, threads: 3, ..Spec::default() };
+            let spec = Spec {
+                family,
+                readout,
+                headdim: 64,
+                dstate: 64,
+                window: 5,
+                keep: 2,
+                slots: 12,
+                threads: 3,
+                ..Spec::default()
+            };
             let mut calls = EveryCall::new(spec, 4, 8192, &[2, 1, 2, 2, 3, 2], 6, 3);
             let before = worked();
             for round in 0..rounds {

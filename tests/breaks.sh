@@ -43,11 +43,23 @@ one decay for all key channels~src/replay/step.rs~s/Decay::new\(g\[i\]\)/Decay::
 a fp32 record of u off by one row~src/backend/cpu/delta.rs~s/(fn record_u.*?self\.row\(position)/$1 + i64::from(self.u_dtype == Dtype::F32)/s~--test readout delta_rules_keep
 stochastic rounding by another position~src/backend/cpu/tiles.rs~s/rounding_words\(seed, position,/rounding_words(seed, position + 1,/~--test exactness sixteen_bit
 a check looks at one token fewer~src/backend/cpu/inspect.rs~s/\(0\.\.span\.len\)/(0..span.len - 1)/~--test checks infinities_and
+forks keep the flush point of their source~src/backend/cpu/copy.rs~s/slots\.rule\.flush_before\(position, to_ring\)/slots.rule.flush_before(position, 0)/~--test schedule forks
 a helper thread allocates~src/backend/cpu/threads.rs~s/served = number;/served = number; drop(std::hint::black_box(vec![number]));/~--test allocations
 a reset copies the list of pools~src/replay/slots.rs~s/(pub fn reset.*?self\.pools\(\))/$1.clone()/s~--test allocations
 a 16-bit tile goes on as it was before its store~src/backend/cpu/tiles.rs~s/unsafe \{ raw::load\(self\.row\(row\), self\.dtype\(\), source\) \};//~--test exactness sixteen_bit
-ring ids read from the slot ids~src/backend/cpu/rows.rs~s/raw::id\(ids\.1, i\)/raw::id(ids.0, i)/~--test pairwise quarter
+ring ids read from the slot ids~src/backend/cpu/rows.rs~s/at\(ids\.1\)/at(ids.0)/~--test pairwise quarter
 D per element read as D per head~src/ffi/convert.rs~s/(switch\("args\.D_per_element", from\.D_per_element\)\?)/$1 \&\& false/~--test pairwise quarter
+a flush folds what is kept~src/backend/cpu/fold.rs~s/position\(slots, ring\) - slots\.rule\.keep/position(slots, ring)/~--test life a_flush_is
+a snapshot one token early~src/backend/cpu/fold.rs~s/before < at && at <= position/before <= at \&\& at <= position/~--test life a_snapshot
+a commit that does not say what it added~src/backend/cpu/life.rs~s/cursor\.committed\.store\(count as u32, Relaxed\);//~--test life a_snapshot
+a stored state rounded by another position~src/backend/cpu/fold.rs~s/target\.store\(tile, values, held\.at,/target.store(tile, values, held.at + 1,/~--test life a_stored
+a fork without its seed~src/backend/cpu/copy.rs~s/target\.seed\.store\(seed, Relaxed\);\n(\s*target\.flush_before)/$1/~--test life a_fork
+a fork without its ring~src/backend/cpu/copy.rs~s/CopyKind::Stored if c\.per_ring => \{\}/_ if c.per_ring => {}/~--test life a_fork
+a move that leaves a way back~src/backend/cpu/copy.rs~s/if args\.kind == CopyKind::Move/if args.kind == CopyKind::Stored/~--test life a_move
+a checkpoint that stands elsewhere is loaded~src/backend/cpu/copy.rs~s/store\(if tag == position \{ tag \} else \{ -1 \}, Relaxed\)/store(position, Relaxed)/~--test life a_checkpoint_that
+a stored window off by one~src/backend/cpu/fold.rs~s/held\.at - \(dims\.width as i64 - 1\)\)/held.at - dims.width as i64)/~--test conv1d windows_are
+a flush is left to no step unless staggered~src/replay/position.rs~s/if v\.tag < v\.flush_before/if self.schedule == Schedule::Staggered \&\& v.tag < v.flush_before/~--test life later_step
+slots of a named pool read from the list~src/replay/launch.rs~s/match self\.named\.of\(pool\.index\) \{/match self.named.of(pool.index).filter(|_| self.list.n < 0) {/~--test life pools_have
 a kernel folds one token fewer~cuda/mamba2/mamba2.cuh~s/(>= w\.tag\[warp_of\(\)\] && at) < (w\.stop)/$1 + 1 < $2/~--test across few_models_of_mamba2
 a kernel's record off by one row~cuda/mamba2/mamba2.cuh~s/i64 at = w\.position \+ t;/i64 at = w.position + t + 1;/~--test across few_models_of_mamba2
 a kernel takes its gates from the next record~cuda/mamba2/mamba2.cuh~s/gates_of\(p, first \+ threadIdx\.x\)/gates_of(p, first + min((i32)threadIdx.x + 1, n - 1))/~--test across few_models_of_mamba2
@@ -61,6 +73,24 @@ a kernel's keys decay by the record before~cuda/delta/delta.cuh~s/i32 row = newe
 a kernel checks the guards of another slot~cuda/slots/inspect.cu~s/g\.per_ring \? r\.ring : r\.slot/g.per_ring ? r.slot : r.ring/~--test checks a_byte_beside
 a kernel commits all tokens~cuda/slots/commit.cu~s/cursor\.position \+ count;/cursor.position + len;/~--test across few_models_of_mamba2
 a rewind kernel does not go back to a checkpoint~cuda/slots/rewind.cu~s/position >= newest/position > newest/~--test across few_models_of_kda
+a blob without the first record of a history~src/replay/save.rs~s/_ => oldest\.\.position/_ => oldest + 1..position/~--test save live_blob
+a blob without what is in front of a convolution's tag~src/replay/save.rs~s/oldest - \(c\.width as i64 - 1\)\.\.position/oldest..position/~--test save live_blob
+a blob with what others left in the ring~src/replay/save.rs~s/blob::clear_records\(part, shape, /let _ = (\&part, shape, /~--test save equal_requests
+the first fold of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before: flush_before * 0, seed, generation, committed: 0 }/~--test save live_blob
+the seed of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before, seed: seed ^ 1, generation, committed: 0 }/~--test save live_blob
+layers of a portable blob in another order~src/replay/save.rs~s/\(0\.\.pool\.config\.n_layers as i64\)\.map/(0..pool.config.n_layers as i64).rev().map/~--test save any_window
+a tag of a blob is believed~src/replay/blob.rs~s/if !valid \{/if !valid \&\& position < 0 {/~--test save cases_14
+the end of a blob is not summed~src/replay/blob.rs~s/crc32fast::hash\(all\)/crc32fast::hash(\&all[..all.len() - 1])/g~--test save cases_14
+a rebind moves nothing~src/replay/slots.rs~s/view\.move_to\(site, table\);/let _ = (view, site, table);/~--test lent moved_to
+a lent page without its offset~src/replay/slots.rs~s/base\.0\.checked_add\(l\.offset as usize\)/base.0.checked_add(l.offset as usize * 0)/~--test lent case_12
+a plan without padding~src/replay/capacity.rs~s/list\.push\(c\.stride/list.push(c.bytes/~--test plan the_total
+a plan without counters~src/replay/capacity.rs~s/\(budget\.saturating_sub\(COUNTER_BYTES\) \/ each\)/(budget \/ each)/~--test plan case_19
+a kernel takes every layer for the first~cuda/common/batch.cuh~s/\(\(const i64 \*\)c\.base\)\[layer\]/((const i64 *)c.base)[0]/~--test lent anywhere
+a fold kernel takes in one token fewer~cuda/common/export.cuh~s/w\.base \+ i >= w\.tag\[warp_of\(\)\]/w.base + i > w.tag[warp_of()]/~--test across few_models_of_gdn
+a fold kernel sets no tag~cuda/common/export.cuh~s/half \+ H == 2 && c\.rows > 0/half + H == 3 \&\& c.rows > 0/~--test life pools_have
+a snapshot kernel misses what is just reached~cuda/common/batch.cuh~s/wanted <= c\.position;/wanted < c.position;/~--test life a_prefix
+a copy kernel leaves words behind~cuda/slots/copy.cu~s/whole \/ 16, swap/whole \/ 16 - 1, swap/~--test life many_forks
+a load kernel believes any tag~cuda/slots/copy.cu~s/bool stands = from\[i\] == position;/bool stands = from[i] <= position;/~--test life a_checkpoint_that
 TABLE
 }
 
@@ -87,7 +117,7 @@ prepare_device() {
   local name program
   while read -r name program; do
     programs[$name]=$program
-  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases | python3 -c '
+  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases --test life --test lent | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:

@@ -85,18 +85,24 @@ fn struct_layouts_are_the_same_numbers_in_c_cxx_and_rust() {
         replayssm_context_info { struct_size, backend, device, n_threads, name }
         replayssm_slots_desc { struct_size, n_slots, n_rings, window, max_step_tokens, min_rewind, schedule, flags }
         replayssm_pool_desc { struct_size, family, n_layers, io, out, format, readout, stochastic_rounding, nheads, headdim, dstate, ngroups, H, HV, K, V, head_map, u_dtype, channels, width, n_sections, reserved, section_channels }
-        replayssm_lent { struct_size, kind, base, layer_stride_bytes, slot_stride_bytes }
-        replayssm_component { struct_size, kind, per_ring, reserved, bytes, base, slot_stride_bytes, layer_stride_bytes }
+        replayssm_lent { struct_size, kind, base, layer_stride_bytes, slot_stride_bytes, layer_bases, offset_bytes }
+        replayssm_component { struct_size, kind, per_ring, reserved, bytes, base, slot_stride_bytes, layer_stride_bytes, layer_bases }
+        replayssm_plan_args { struct_size, batch, tokens, reserved, budget_bytes }
+        replayssm_plan_info { struct_size, recommended_window, checkpoint_bytes, ring_bytes, fixed_bytes, total_bytes, slots_in_budget, state_per_draft_bytes, slots_in_budget_state_per_draft, step_bytes, plain_step_bytes, flush_share }
+        replayssm_restore_args { struct_size, reserved, generation }
         replayssm_exec { struct_size, flags, stream, part, n_parts }
         replayssm_batch { struct_size, flags, n_rows, tokens, max_tokens, null_id, keep_tail, reserved, n_tokens, slots, rings, cu_seqlens, flush, generation }
         replayssm_mamba2_args { struct_size, no_softplus, x, B, C, dt, A, dt_bias, D, D_per_element, reserved, z, out }
         replayssm_delta_args { struct_size, gate, q, k, v, g, beta, A_log, dt_bias, lower_bound, scale, l2norm_eps, no_l2norm, beta_processed, reserved, out }
         replayssm_conv1d_args { struct_size, no_silu, x, out, weight, bias }
         replayssm_commit_args { struct_size, convention, counts, counts_stride }
-        replayssm_list { struct_size, n, place, reserved, slots, rings }
+        replayssm_list { struct_size, n, place, reserved, slots, rings, n_pools, pools_reserved, pools, pool_slots }
+        replayssm_flush_args { struct_size, later, position }
+        replayssm_snapshot_args { struct_size, n_pools, at, dst, pools, pool_src, pool_dst }
+        replayssm_copy_args { struct_size, kind, position, generation }
         replayssm_reset_args { struct_size, keep_checkpoint, convert, reserved, position, generation, seed }
         replayssm_state { struct_size, dtype, orientation, layer, data, stride_entry, stride_layer, stride_head, stride_row }
-        replayssm_cursor { position, flush_before, seed, generation, flags }
+        replayssm_cursor { position, flush_before, seed, generation, committed }
         replayssm_report { struct_size, bits, count, first_slot, first_row, first_pool, first_layer }
         replayssm_stats { struct_size, reserved, steps, rows, tokens, accepted, flushes, checkpoint_bytes_read, checkpoint_bytes_written, ring_bytes_read, ring_bytes_written }
     };

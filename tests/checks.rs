@@ -1,6 +1,8 @@
 //! Checks for finding defects (`REPLAYSSM_SLOTS_CHECKS`): each finds what it is for, names the place, and finds nothing where nothing is
 //! wrong; the work is the same with and without.
 
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "a test's calls share one promise")]
+
 mod common;
 
 use std::ptr::{null, null_mut};

@@ -408,3 +408,80 @@ fn a_window_far_behind_the_position_is_a_fault() {
     conv.window(1, 0, None);
     assert_eq!(conv.faults(), REPLAYSSM_FAULT_POSITION);
 }
+
+/// A convolution's part in flushes, snapshots and copies: live windows, and those of checkpoints without a ring.
+#[test]
+fn windows_are_copied_and_stored() {
+    let shapes = [
+        Shape::default(),
+        Shape { io: REPLAYSSM_F32, width: 2, keep: 3, ..Shape::default() },
+        Shape { io: REPLAYSSM_F16, width: 3, sections: vec![1], parts: 3, ..Shape::default() },
+    ];
+    for shape in shapes {
+        let conv = Conv::new(&shape);
+        let mut rng = Rng(12);
+        let (mut position, ids) = (0i64, |slot: i64| heap([slot]));
+        let copy = |kind: i32, from: i64, to: i64, position: Option<i64>| {
+            let position = position.map(|at| heap([at]));
+            let args =
+                desc!(replayssm_copy_args { kind: kind, position: position.as_ref().map_or(null(), |at| at.as_ptr()) });
+            let (from, to) = (ids(from), ids(to));
+            for part in 0..conv.parts {
+                let exec = desc!(replayssm_exec { part: part, n_parts: conv.parts });
+                // SAFETY: everything lives until the call returns.
+                ok(unsafe { replayssm_copy(conv.slots, &Conv::list(&from), &Conv::list(&to), &args, &exec) });
+            }
+        };
+        let both = |rng: &mut Rng, a: i64, b: i64| {
+            let tokens = conv.tokens(rng, 2);
+            for layer in 0..2 {
+                let out = conv.call(layer, &[(a, tokens.clone())], false, 0, false);
+                assert!(out == conv.call(layer, &[(b, tokens.clone())], false, 0, false), "outputs differ");
+            }
+            for slot in [a, b] {
+                conv.commit(&[(slot, tokens.clone())], false, 0, Some(&[2]));
+            }
+        };
+        for round in 0..20 {
+            let n = 1 + rng.below(4);
+            let row = [(0i64, conv.tokens(&mut rng, n))];
+            (0..2).for_each(|layer| drop(conv.call(layer, &row, false, 0, false)));
+            let accepted = rng.below(n + 1) as i64;
+            conv.commit(&row, false, 0, Some(&[accepted as i32]));
+            // Slot 5 gets the window at each position that was reached; loaded, it is the one that was exported there.
+            for at in position + 1..=position + accepted {
+                let (wanted, dst, batch) = (heap([at]), ids(5), Batch::new(&row, false, 0));
+                let args = desc!(replayssm_snapshot_args { at: wanted.as_ptr(), dst: ids64(&dst) });
+                // SAFETY: everything lives until the call returns.
+                ok(unsafe { replayssm_snapshot(conv.slots, &batch.desc(), &args, null()) });
+                copy(REPLAYSSM_COPY_STORED, 5, 4, None);
+                copy(REPLAYSSM_COPY_LOAD, 4, 1, Some(at));
+                for layer in 0..2 {
+                    assert!(conv.window(layer, 1, None) == conv.window(layer, 0, Some(at)), "round {round}");
+                }
+            }
+            position += accepted;
+            copy(REPLAYSSM_COPY_STORE, 0, 3, None);
+            copy(REPLAYSSM_COPY_FORK, 0, 1, None);
+            copy(REPLAYSSM_COPY_LOAD, 3, 2, Some(position));
+            both(&mut rng, 1, 2);
+            copy(REPLAYSSM_COPY_SWAP, 1, 0, None);
+            copy(REPLAYSSM_COPY_MOVE, 1, 3, None);
+            // Slot 2 is two tokens ahead of what was loaded, and slot 0 of what it was.
+            both(&mut rng, 0, 2);
+            for layer in 0..2 {
+                assert!(conv.window(layer, 0, None) == conv.window(layer, 2, None));
+                assert_eq!(conv.window(layer, 3, None).len(), conv.channels * (conv.width - 1));
+            }
+            position += 4;
+        }
+        assert_eq!(conv.faults(), 0);
+        // A live slot holds no window to load, and one that does not stand at the position is none either.
+        conv.reset(2);
+        copy(REPLAYSSM_COPY_LOAD, 2, 1, Some(0));
+        assert_eq!(conv.faults(), REPLAYSSM_FAULT_POSITION);
+        let out = conv.call(0, &[(1, conv.tokens(&mut rng, 1))], false, 0, false);
+        assert!(out[0].iter().flatten().all(|&b| b == 0));
+        assert_eq!(conv.faults(), REPLAYSSM_FAULT_POSITION);
+    }
+}

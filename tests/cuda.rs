@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use common::gpu::{self, Block, Gpu, Graph, Stream};
 use common::{address, components, message};
 use model::{
-    Gap, Model, NULL_ID, Options, Part, RINGS, ROWS, Round, SLOTS, Script, T_MAX, TOKENS, accepted, pool_descs,
+    Copies, Gap, Model, NULL_ID, Options, Part, RINGS, ROWS, Round, SLOTS, Script, T_MAX, TOKENS, accepted, pool_descs,
     refused, ring_of, same, same_where, slots_desc,
 };
 use replayssm::backend::cuda::allocations;
@@ -128,6 +128,66 @@ fn one_graph_serves_every_batch() {
         assert_eq!(bits, [bits[0] & REPLAYSSM_FAULT_REWIND; 3], "{what}: faults");
         data = script.next(&host);
     }
+}
+
+/// Flushes, snapshots and copies behind every step: captured once, replayed with other rows, positions, sources and targets.
+#[test]
+fn one_graph_serves_every_snapshot_flush_and_copy() {
+    let Some((gpu, _guard)) = device("graphs") else { return };
+    let models = [on(gpu), on(gpu), on_the_cpu()];
+    let [replayed, eager, host] = &models;
+    let copies = [Copies::new(Some(gpu)), Copies::new(Some(gpu)), Copies::new(None)];
+    let (stream, other) = (gpu.stream(), gpu.stream());
+    // Requests have the first six slots; the others get what is copied.
+    let mut script = Script::new(31, 0..6);
+    let mut rng = common::Rng(32);
+    let mut data = script.next(host);
+    replayed.load(&data);
+    copies[0].load(&[-1; ROWS], &[-1; ROWS], [-1; 2], [0; 2], [-1; 3]);
+    gpu.sync();
+    let graph = stream.capture(|| {
+        replayed.enqueue(stream.at, 0);
+        copies[0].enqueue(replayed, stream.at);
+    });
+    let mut stored = 0;
+    for round in 0..rounds(100) {
+        models.iter().for_each(|model| model.load(&data));
+        // Positions as the step will find them, about.
+        let cursors: Vec<_> = (0..6).map(|slot| host.cursor(slot)).collect();
+        let target = |rng: &mut common::Rng| if rng.below(6) == 0 { -1 } else { 6 + rng.below(7) as i64 };
+        let at: Vec<i64> = (0..ROWS)
+            .map(|row| match usize::try_from(data.slots[row]) {
+                Ok(slot) if slot < 6 => cursors[slot].position + rng.below(5) as i64,
+                _ => 3,
+            })
+            .collect();
+        let first = rng.below(7);
+        let dst: Vec<i64> = (0..ROWS).map(|row| if row < 7 { 6 + ((first + row) % 7) as i64 } else { -1 }).collect();
+        let flushed =
+            [rng.below(3) as i64, 3 + rng.below(3) as i64].map(|slot| if rng.below(3) == 0 { -1 } else { slot });
+        let later = flushed.map(|slot| usize::try_from(slot).map_or(0, |slot| cursors[slot].position + 5));
+        let to = target(&mut rng);
+        let copied = [rng.below(6) as i64, to, if to == 12 { 6 } else { to.max(5) + 1 }];
+        copies.iter().for_each(|copies| copies.load(&at, &dst, flushed, later, copied));
+        gpu.sync();
+        graph.launch(&stream);
+        for (model, copies, stream) in [(eager, &copies[1], other.at), (host, &copies[2], 0)] {
+            model.enqueue(stream, 0);
+            copies.enqueue(model, stream);
+        }
+        gpu.sync();
+        let what = format!("round {round}");
+        let (outputs, memory) = (replayed.outputs(), replayed.memory());
+        same(&what, &outputs, &eager.outputs());
+        same_on_both(&what, &outputs, &host.outputs());
+        same(&what, &memory, &eager.memory());
+        same_on_both(&what, &memory, &host.memory());
+        let bits = models.each_ref().map(|model| model.report(true).bits);
+        assert_eq!(bits, [bits[0] & REPLAYSSM_FAULT_REWIND; 3], "{what}: faults");
+        stored += (0..6).filter(|&slot| host.cursor(slot).committed > 0).count();
+        data = script.next(host);
+    }
+    assert!(stored > 10, "too little happens");
 }
 
 // ---- Allocations, contexts, capture modes ----
@@ -257,6 +317,57 @@ fn handles_come_and_go_while_another_thread_captures() {
     gpu.sync();
     same("captured", &captured.outputs(), &eager.outputs());
     same("captured", &captured.memory(), &eager.memory());
+}
+
+/// Saving and restoring wait for their stream, so they refuse one that captures and leave the capture alone; on another stream they work
+/// meanwhile. Behind enqueued work on a stream they see what it did.
+#[test]
+fn saving_waits_for_its_stream_and_refuses_one_that_captures() {
+    let Some((gpu, _guard)) = device("saving") else { return };
+    let (captured, eager) = (on(gpu), on(gpu));
+    let (stream, other) = (gpu.stream(), gpu.stream());
+    let mut script = Script::new(35, all_slots());
+    let data = script.next(&captured);
+    captured.load(&data);
+    eager.load(&data);
+    gpu.sync();
+    let save = |model: &Model, kind: i32, stream: usize| {
+        let (slot, ring) = ([0i64], [ring_of(0) as i64]);
+        let (slots, rings) = (common::ids64(&slot), common::ids64(&ring));
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: slots, rings: rings });
+        let exec = model.exec(stream, 0);
+        let mut bytes = 0;
+        // SAFETY: everything lives until the call returns, here and below.
+        accepted(unsafe { replayssm_save_bytes(model.slots_handle(), kind, &mut bytes) });
+        let mut blob = vec![0u8; bytes as usize];
+        let at = blob.as_mut_ptr().cast();
+        // SAFETY: as above.
+        let status = unsafe { replayssm_save(model.slots_handle(), &list, kind, at, bytes, &exec) };
+        // Batches name generations, so the ring keeps its own, which is that of a new one.
+        let kept = common::heap([0u32]);
+        let args = desc!(replayssm_restore_args { generation: kept.as_ptr() });
+        // SAFETY: as above.
+        let back = || unsafe { replayssm_restore(model.slots_handle(), &list, at, bytes, &args, &exec) };
+        (status, if status == REPLAYSSM_OK { back() } else { status }, blob)
+    };
+    let graph = stream.capture(|| {
+        for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
+            assert_eq!(save(&captured, kind, stream.at).0, REPLAYSSM_CAPTURING);
+        }
+        assert!(message().contains("captures"), "{}", message());
+        assert_eq!(save(&captured, REPLAYSSM_SAVE_LIVE, other.at).0, REPLAYSSM_OK, "{}", message());
+        captured.enqueue(stream.at, 0);
+    });
+    graph.launch(&stream);
+    eager.enqueue(other.at, 0);
+    for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
+        // No wait of ours between the work and these.
+        let (one, two) = (save(&captured, kind, stream.at), save(&eager, kind, other.at));
+        assert_eq!([one.0, one.1, two.0, two.1], [REPLAYSSM_OK; 4], "{}", message());
+        assert!(one.2 == two.2, "kind {kind}");
+    }
+    gpu.sync();
+    same("saved", &captured.outputs(), &eager.outputs());
 }
 
 /// Destroying handles behind enqueued work waits for it: memory and code go when nobody uses them any more.

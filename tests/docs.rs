@@ -31,13 +31,14 @@ const DOCUMENTS: [&str; 7] = [
 ];
 
 /// Programs of `tests/snippets`, their languages, and the end of what they print.
-const PROGRAMS: [(&str, &[Language], &str); 9] = [
+const PROGRAMS: [(&str, &[Language], &str); 10] = [
     ("smallest.c", &[Language::C11], "5 of 8 tokens committed\n"),
     ("step.c", &Language::BOTH, "step: ok\n"),
     ("prompt.c", &Language::BOTH, "prompt: ok\n"),
     ("life.c", &Language::BOTH, "life: ok\n"),
     ("threads.c", &Language::BOTH, "threads: ok\n"),
     ("ask.c", &Language::BOTH, "ask: ok\n"),
+    ("handover.c", &Language::BOTH, "handover: ok\n"),
     ("memory.c", &Language::BOTH, "memory: ok\n"),
     ("abi.c", &Language::BOTH, "abi: ok\n"),
     ("wrapper.cpp", &[Language::Cxx17], "wrapper: ok\n"),
@@ -257,7 +258,7 @@ fn integration_says_what_to_do_on_every_status_and_fault() {
         lines.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect()
     };
     let (statuses, faults) = (names(statuses, "REPLAYSSM_"), names(&header, "REPLAYSSM_FAULT_"));
-    assert_eq!((statuses.len(), faults.len()), (12, 8));
+    assert_eq!((statuses.len(), faults.len()), (14, 8));
     for name in statuses.iter().chain(&faults) {
         let name = name.trim_start_matches("REPLAYSSM_");
         assert!(document.contains(&format!("| `{name}` |")), "no line about {name} in a table of docs/INTEGRATION.md");
@@ -282,7 +283,7 @@ fn numbers_of_the_abi_document_are_the_headers() {
             rows += 1;
         }
     }
-    assert_eq!(rows, 10, "statuses in docs/ABI.md");
+    assert_eq!(rows, 12, "statuses in docs/ABI.md");
     // Sizes of the frozen structs.
     let layout = read("tests/c/layout.inc");
     for name in ["replayssm_ids", "replayssm_tensor", "replayssm_cursor"] {

@@ -259,6 +259,25 @@ fn fingerprint(spec: Spec) -> u64 {
         let checkpoint = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 0, slot);
         bits.extend(checkpoint.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)));
     }
+    // All that folds or copies outside of a step: with the positions that a commit has reached, and those that are held.
+    let rows: Vec<Row> = (0..6).map(|slot| Row::new(slot, &rig.tokens(&mut rng, 2))).collect();
+    rig.step(&rows);
+    rig.commit(&rows, &[2; 6]);
+    let at: Vec<i64> = (0..6).map(|ring| rig.cursor(ring).position - 1).collect();
+    rig.snapshot(&rows, false, None, &at, &[6, -1, -1, -1, -1, -1]);
+    rig.flush(1, 1, None);
+    rig.flush(2, 2, Some(at[2]));
+    rig.copy(REPLAYSSM_COPY_SWAP, (3, 3), (4, 4), None);
+    rig.copy(REPLAYSSM_COPY_STORE, (5, 5), (7, 7), None);
+    for slot in 0..8 {
+        bits.extend(rig.bytes_of(slot, false).as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)));
+    }
+    rig.copy(REPLAYSSM_COPY_LOAD, (7, 7), (5, 5), Some(at[5] + 1));
+    rig.copy(REPLAYSSM_COPY_MOVE, (1, 1), (7, 7), None);
+    for slot in [2, 3, 4, 5, 7] {
+        bits.extend(rig.export(0, slot, slot, None));
+    }
+    assert_eq!(rig.faults(false).bits, 0);
     bits.extend(rig.extend(&[Row::new(6, &rig.tokens(&mut rng, 50))], 3).into_iter().flatten().flatten());
     bits.extend(rig.export(0, 6, 6, None));
     hash(bits)

@@ -22,7 +22,7 @@ struct Model {
     rings: i64,
     position: i64,
     tag: i64,
-    /// Of the staggered schedule.
+    /// The first step that may fold this position does; of the staggered schedule, or of a flush that was left to it.
     flush_before: i64,
     generation: u32,
     /// Position 0 of `states`; positions before it were forgotten by a reset or an import.
@@ -37,7 +37,7 @@ impl Model {
         if foldable == 0 || tokens == 0 {
             return 0;
         }
-        if mask {
+        if mask || (self.tag < self.flush_before && self.flush_before <= self.position - self.keep) {
             return foldable;
         }
         if self.schedule == REPLAYSSM_SCHEDULE_BY_POSITION {
@@ -45,10 +45,18 @@ impl Model {
             let due = (self.position - self.keep).div_euclid(p);
             return if due > self.tag.div_euclid(p) { due * p - self.tag } else { 0 };
         }
-        let staggered = self.schedule == REPLAYSSM_SCHEDULE_STAGGERED
-            && self.tag < self.flush_before
-            && self.flush_before <= self.position - self.keep;
-        if staggered || foldable + tokens > self.window { foldable } else { 0 }
+        if foldable + tokens > self.window { foldable } else { 0 }
+    }
+
+    /// Whether a first fold is where the schedule puts it.
+    fn check_first_fold(&self, name: &str) {
+        let offset = self.flush_before - self.position;
+        let is_right = if self.schedule == REPLAYSSM_SCHEDULE_STAGGERED {
+            (1..=self.window).contains(&offset)
+        } else {
+            self.flush_before == 0
+        };
+        assert!(is_right, "{name}: flush_before is {offset} ahead");
     }
 
     fn restart(&mut self, position: i64, state: Vec<u32>) {
@@ -110,7 +118,7 @@ impl Run {
             states: vec![zero],
         };
         model.flush_before = rig.cursor(ring).flush_before;
-        assert!((1..=window as i64).contains(&model.flush_before), "a first fold within the first window");
+        model.check_first_fold("create");
         assert!(model.rings > ring as i64);
         Run { rig, rng, model, slot, ring, reference, counts: Default::default() }
     }
@@ -135,7 +143,7 @@ impl Run {
 
     fn operation(&mut self) {
         let spec = self.rig.spec.clone();
-        let name = match self.rng.below(20) {
+        let name = match self.rng.below(26) {
             0..=9 => {
                 let n = self.rng.below(spec.t_max + 1);
                 let flush = self.rng.below(6) == 0;
@@ -146,6 +154,7 @@ impl Run {
                 self.rig.commit(std::slice::from_ref(&row), &[accepted as i32]);
                 self.model.position += accepted as i64;
                 self.log(&row.tokens[..accepted]);
+                self.snapshot(&row, accepted as i64);
                 "step and commit"
             }
             10..=11 => {
@@ -197,6 +206,46 @@ impl Run {
                 self.model.restart(position.unwrap_or(self.model.position), state);
                 "import"
             }
+            20 => {
+                self.rig.flush(self.slot, self.ring, None);
+                self.model.tag = self.model.tag.max(self.model.position - self.model.keep);
+                "flush"
+            }
+            21 => {
+                let at = (self.model.position - self.rng.below(spec.window + 2) as i64 + 1).max(0);
+                self.rig.flush(self.slot, self.ring, Some(at));
+                if at <= self.model.position {
+                    self.model.tag = self.model.tag.max(at);
+                    "flush to a position"
+                } else {
+                    assert_eq!(self.rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
+                    "flush refused"
+                }
+            }
+            22 => {
+                let at = (self.model.position + self.rng.below(2 * spec.window) as i64 - spec.window as i64).max(0);
+                self.rig.flush_later(self.slot, self.ring, at);
+                self.model.flush_before = at;
+                "flush later"
+            }
+            23 | 24 => {
+                let (slot, ring) = ((self.slot + 1 + self.rng.below(3)) % 4, (self.ring + 1 + self.rng.below(5)) % 6);
+                let generation = self.rig.cursor(ring).generation;
+                let name = if self.rng.below(2) == 0 {
+                    self.rig.copy(REPLAYSSM_COPY_FORK, (self.slot, self.ring), (slot, ring), None);
+                    "fork"
+                } else {
+                    let at =
+                        self.model.tag + self.rng.below((self.model.position - self.model.tag + 1) as usize) as i64;
+                    let state = self.model.state(at).clone();
+                    self.rig.copy(REPLAYSSM_COPY_STORE, (self.slot, self.ring), (self.reference, 99), Some(at));
+                    self.rig.copy(REPLAYSSM_COPY_LOAD, (self.reference, 99), (slot, ring), Some(at));
+                    self.model.restart(at, state);
+                    "load"
+                };
+                (self.slot, self.ring, self.model.generation) = (slot, ring, generation + 1);
+                name
+            }
             _ => {
                 let at = self.model.position - self.rng.below(2 * spec.window + 4) as i64 + 1;
                 let held = (self.model.tag..=self.model.position).contains(&at);
@@ -212,10 +261,22 @@ impl Run {
             }
         };
         *self.counts.entry(name).or_default() += 1;
-        if matches!(name, "reset" | "import" | "extend") {
+        if matches!(name, "reset" | "import" | "extend" | "fork" | "load") {
             self.model.flush_before = self.rig.cursor(self.ring).flush_before;
-            let offset = self.model.flush_before - self.model.position;
-            assert!((1..=self.model.window).contains(&offset), "{name}: flush_before is {offset} ahead");
+            self.model.check_first_fold(name);
+        }
+    }
+
+    /// A snapshot behind a commit, at a position around what it has reached.
+    fn snapshot(&mut self, row: &Row, accepted: i64) {
+        let at = self.model.position - self.rng.below(accepted as usize + 3) as i64 + 1;
+        self.rig.fill_part(self.reference, false, 0xEE);
+        self.rig.snapshot(std::slice::from_ref(row), false, None, &[at], &[self.reference as i64]);
+        let stored = self.rig.stored(0, self.reference);
+        if at > self.model.position - accepted && at <= self.model.position {
+            assert!(&stored == self.model.state(at), "the snapshot at {at}");
+        } else {
+            assert!(stored.iter().all(|&bits| bits == 0xEEED_EEEE), "a snapshot that was not due");
         }
     }
 
@@ -255,7 +316,7 @@ fn explore(schedule: i32) {
         }
     }
     println!("{counts:?}");
-    assert_eq!(counts.len(), 9, "every kind of operation was seen");
+    assert_eq!(counts.len(), 15, "every kind of operation was seen");
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn a_call_needs_no_more_stack_than_the_header_says() {
                     window: 256,
                     t_max: 256,
                     keep: 256,
-                    slots: 1,
+                    slots: 3,
                     ..Spec::default()
                 };
                 let mut calls = EveryCall::new(spec, 1, 300, &[256, 16, 1], 64, 32);

@@ -77,15 +77,35 @@ DEVICE Row resolve(const Slots &slots, const Batch &batch, i64 row, const Place 
 
 // Slot and ring of a list entry; false if it is to be skipped.
 DEVICE bool entry_of(const Slots &slots, const List &list, i64 i, const Place &place, bool report, i64 &slot, i64 &ring) {
-  slot = list.is_inline ? list.inline_slots[i] : id_at(list.slots, i);
+  slot = list.which == IDS_RINGS ? 0 : list.is_inline ? list.inline_slots[i] : id_at(list.slots, i);
   if (slot < 0) return false;
-  ring = list.is_inline ? list.inline_rings[i] : id_at(list.rings, i);
+  ring = list.which == IDS_SLOTS ? 0 : list.is_inline ? list.inline_rings[i] : id_at(list.rings, i);
   return pair_of(slots, slot, ring, list.first + i, place, report);
 }
 
-DEVICE i64 part_at(const Component &c, i64 layer, i64 index) {
-  return (i64)(c.base + layer * c.layer_stride + index * c.stride);
+// Whether a row's last commit reached the position that is asked for, and where it is. A row of another generation is another request's.
+DEVICE bool is_due(const Slots &slots, const Batch &batch, const i64 *at, i64 row) {
+  i64 wanted = at[row];
+  if (wanted < 0) return false;
+  Row r = resolve(slots, batch, row, Place{-1, -1}, false);
+  if (!r.live) return false;
+  const Cursor &c = slots.cursors[r.ring];
+  if (batch.generation && batch.generation[row] != c.generation) return false;
+  return c.position - c.committed < wanted && wanted <= c.position;
 }
+
+// A component's part of a slot (ring) of the layer that a launch works on, which base is of. Apart from part_at, whose branch costs steps
+// registers that they do not have.
+DEVICE i64 own_part(const Component &c, i64 index) { return (i64)c.base + index * c.stride; }
+
+// The same of any layer.
+DEVICE i64 part_at(const Component &c, i64 layer, i64 index) {
+  i64 base = c.layer_stride == LAYER_TABLE ? ((const i64 *)c.base)[layer] : (i64)c.base + layer * c.layer_stride;
+  return base + index * c.stride;
+}
+
+// A component of all layers as one of a layer.
+DEVICE Component layer_of(const Component &c, i64 layer) { return Component{(char *)part_at(c, layer, 0), 0, c.stride}; }
 
 DEVICE i64 floor_div(i64 a, i64 b) {
   i64 q = a / b;
@@ -107,18 +127,18 @@ DEVICE bool conv_tag_is_valid(const Slots &slots, i64 position, i64 tag) {
 DEVICE i64 folds_of(const Slots &slots, i64 position, i64 tag, i64 tokens, i64 flush_before, bool flush) {
   i64 limit = position - slots.keep, foldable = limit - tag;
   if (tokens == 0 || foldable <= 0) return 0;
-  if (flush) return foldable;
+  if (flush || (tag < flush_before && flush_before <= limit)) return foldable;
   if (slots.schedule == SCHEDULE_BY_POSITION) {
     i64 period = slots.window - slots.max_step_tokens + 1;
     i64 due = floor_div(limit, period);
     return due > floor_div(tag, period) ? due * period - tag : 0;
   }
-  bool wanted = slots.schedule == SCHEDULE_STAGGERED && tag < flush_before && flush_before <= limit;
-  return wanted || foldable + tokens > slots.window ? foldable : 0;
+  return foldable + tokens > slots.window ? foldable : 0;
 }
 
-// Where a request that starts at a position on a ring is to fold first.
+// Where a request that starts at a position on a ring is to fold first; 0, which is nowhere, unless staggered.
 DEVICE i64 first_fold(const Slots &slots, i64 position, i64 ring) {
+  if (slots.schedule != SCHEDULE_STAGGERED) return 0;
   i64 window = slots.window, step = max(window * 618 / 1000, 1ll);
   for (;; step++) {
     i64 a = step, b = window;

@@ -102,7 +102,7 @@ DEVICE void prefetch_checkpoint(const Slots &slots, const Batch &batch, const Pl
   i64 part = item % s.parts, head = item / s.parts % s.heads, first = part * s.warps * TILE;
   i64 size = s.format == FORMAT_F32 ? 4 : 2, rows = min((i64)s.rows - first, (i64)s.warps * TILE);
   i64 head_bytes = (i64)s.rows * s.columns * (s.format <= FORMAT_F32 ? 4 : 2);
-  const char *plane = (const char *)part_at(s.checkpoint, place.layer, slot) + head * head_bytes;
+  const char *plane = (const char *)own_part(s.checkpoint, slot) + head * head_bytes;
   for (i32 planes = s.format == FORMAT_SPLIT32 && !high ? 2 : 1; planes > 0; planes--, plane += head_bytes / 2) {
     const char *at = plane + first * s.columns * size;
     for (i64 i = 128 * (i64)threadIdx.x; i < rows * s.columns * size; i += 128 * (i64)blockDim.x)
@@ -201,12 +201,12 @@ DEVICE void set_base(i64 base, i32 ring_rows) {
 }
 
 // Record base + i in a ring, which holds it: block (head or group) b.
-DEVICE char *held_record(const Component &c, i64 layer, i64 block, i64 i, i32 rows, i64 bytes) {
+DEVICE char *held_record(const Component &c, i64 block, i64 i, i32 rows, i64 bytes) {
   i64 row = work().base_row + i;
-  return (char *)part_at(c, layer, work().ring) + (block * rows + (row < rows ? row : row - rows)) * bytes;
+  return (char *)own_part(c, work().ring) + (block * rows + (row < rows ? row : row - rows)) * bytes;
 }
 
 // A record in a ring: block (head or group) b of the record at a position.
-DEVICE char *record_at(const Component &c, i64 layer, i64 block, i64 position, i32 rows, i64 bytes) {
-  return (char *)part_at(c, layer, work().ring) + (block * rows + position % rows) * bytes;
+DEVICE char *record_at(const Component &c, i64 block, i64 position, i32 rows, i64 bytes) {
+  return (char *)own_part(c, work().ring) + (block * rows + position % rows) * bytes;
 }

@@ -33,8 +33,8 @@ DEVICE Checkpoint checkpoint_of(const State &s, i64 layer, i64 slot, i32 head, i
   i64 elements = (i64)s.rows * s.columns;
   i64 size = s.format <= FORMAT_F32 ? 4 : 2;
   c.element = head * elements;
-  c.head = (char *)part_at(s.checkpoint, layer, slot) + c.element * size;
-  c.tag = (i64 *)part_at(s.tags, layer, slot) + (i64)head * s.tiles + tile;
+  c.head = (char *)own_part(s.checkpoint, slot) + c.element * size;
+  c.tag = (i64 *)own_part(s.tags, slot) + (i64)head * s.tiles + tile;
   c.seed = seed;
   c.layer = (i32)layer;
   c.first = tile * TILE;

@@ -71,7 +71,7 @@ struct Cursor {
   i64 flush_before;
   u64 seed;
   u32 generation;
-  u32 flags;
+  u32 committed;
 };
 
 // Sticky faults, in host memory that the device writes.
@@ -116,7 +116,11 @@ struct Tensor {
   i32 reserved;
 };
 
-// A component of a pool: layer l of slot (ring) s is at base + l layer_stride + s stride.
+// In place of a layer stride: base is a table with the address of each layer. LAYER_TABLE of src/backend/cuda/params.rs.
+constexpr i64 LAYER_TABLE = -0x7FFFFFFFFFFFFFFFll - 1;
+
+// A component of a pool: layer l of slot (ring) s is at base + l layer_stride + s stride. Kernels of one layer get that layer's base, with
+// a layer_stride of 0.
 struct Component {
   char *base;
   i64 layer_stride;
@@ -287,6 +291,9 @@ struct StateTensor {
 // The most entries of a list that travel in a launch.
 enum : i32 { MAX_INLINE = 64 };
 
+// Which ids of a list count; others are 0: Which of src/replay/launch.rs.
+enum : i32 { IDS_BOTH = 0, IDS_SLOTS = 1, IDS_RINGS = 2 };
+
 // A list of slots and rings in device memory, or (inline) in the parameters themselves. first: number of entry 0 in the caller's list,
 // of which a launch may be a part. Positions are int64 per entry; has_position tells whether there are any.
 struct List {
@@ -297,15 +304,33 @@ struct List {
   const i64 *position;
   i32 is_inline;
   i32 has_position;
+  i32 which;
+  i32 reserved;
   i32 inline_slots[MAX_INLINE];
   i32 inline_rings[MAX_INLINE];
   i64 inline_position[MAX_INLINE];
 };
 
-// The windows of a convolution: io [rows][channels] per ring, and a tag for every CONV_TILE channels.
+// What becomes of the states at held positions: they go to a dense buffer, to the slot that they are of, or to other slots.
+enum : i32 { FOLD_EXPORT = 0, FOLD_FLUSH = 1, FOLD_STORE = 2 };
+
+// Whose states, and where they go. Of a list's entries, or (is_batch) of the rows of a batch whose last commit reached at[row]; with
+// FOLD_STORE to these slots, inline where the list is.
+struct Fold {
+  const i64 *at;
+  Ids slots;
+  i32 kind;
+  i32 is_batch;
+  i32 inline_slots[MAX_INLINE];
+};
+
+// The windows of a convolution: io [rows][channels] per ring, and a tag for every CONV_TILE channels; of a slot without a ring io
+// [width - 1][channels], and as many tags.
 struct Windows {
   Component ring;
   Component tags;
+  Component stored;
+  Component stored_tags;
   i32 channels;
   i32 width;
   i32 rows;
@@ -359,17 +384,24 @@ struct ResetParams {
   i32 shared_bytes;
 };
 
-// Cursors of a reset or an import. An import leaves seed and generation alone, and positions that are not given are the rings' own.
-// Arrays per entry, or inline where the list is.
+// How slots are copied: CopyKind of src/replay/launch.rs.
+enum : i32 { COPY_FORK = 0, COPY_MOVE = 1, COPY_SWAP = 2, COPY_STORE = 3, COPY_LOAD = 4, COPY_STORED = 5 };
+
+// What sets cursors. Copies are numbered from CURSORS_COPY on.
+enum : i32 { CURSORS_RESET = 0, CURSORS_IMPORT = 1, CURSORS_FLUSH_LATER = 2, CURSORS_COPY = 16 };
+
+// Cursors of a reset, an import, a flush that is to come, or a copy, which has sources. An import leaves seed and generation alone, and
+// positions that are not given are the rings' own. Arrays per entry, or inline where the list is.
 struct CursorParams {
   Slots slots;
   List list;
+  List from;
   const u64 *seed;
   const u32 *generation;
-  i32 is_import;
+  i32 kind;
+  i32 has_from;
   i32 has_seed;
   i32 has_generation;
-  i32 reserved;
   u64 inline_seed[MAX_INLINE];
   u32 inline_generation[MAX_INLINE];
 };
@@ -385,42 +417,80 @@ struct ImportParams {
   i32 is_window;
 };
 
-// Positions that are not given are the committed ones, here and below.
+// Positions that are not given are the committed ones, here and below. batch: of a fold that has one.
 struct WindowParams {
   Slots slots;
+  Batch batch;
   List list;
   StateTensor dst;
+  Fold fold;
   Windows windows;
   i32 pool;
   i32 reserved;
 };
 
-// Of the family's parameters an export uses slots, place.pool, state, rings and shared.
+// Of the family's parameters a fold uses slots, place.pool, state, rings and shared, and the batch if it has one. dst: of an export, and
+// in all of them the layers.
 struct Mamba2ExportParams {
   Mamba2Params family;
   List list;
   StateTensor dst;
+  Fold fold;
 };
 
 struct DeltaExportParams {
   DeltaParams family;
   List list;
   StateTensor dst;
+  Fold fold;
 };
 
-// The most pools whose tags travel in a launch.
-enum : i32 { MAX_POOLS = 48 };
+// The most components of a pool, and the bytes of a chunk of one that a block copies.
+enum : i32 { MAX_COMPONENTS = 8, COPY_BYTES = 16384 };
 
-// The tags of a pool: count of them for a layer and a slot (or a ring).
-struct PoolTags {
-  Component tags;
-  i32 n_layers;
-  i32 count;
+// What a component is, as far as copies ask: Component of src/replay/layout.rs.
+enum : i32 { COMPONENT_CHECKPOINT = 1, COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };
+
+// A part of a pool's memory that is copied: bytes of every layer and slot (ring). Chunks are numbered over all components.
+struct CopiedComponent {
+  Component at;
+  i64 bytes;
+  i64 first_chunk;
+  i32 kind;
   i32 per_ring;
+};
+
+// Memory of a copy, of one pool.
+struct CopyParams {
+  Slots slots;
+  List from;
+  List to;
+  Windows windows;
+  CopiedComponent components[MAX_COMPONENTS];
+  i64 n_chunks;
+  i32 n_components;
+  i32 n_layers;
+  i32 kind;
+  i32 pool;
+  i32 is_window;
   i32 reserved;
 };
 
-// n: tokens to take back, per entry, or inline where the list is. done may be null.
+// The most pools whose tags travel in a launch.
+enum : i32 { MAX_POOLS = 40 };
+
+// The tags of a pool: count of them for a layer and a slot (or a ring). slots: ids of its own, if group is not 0; inline they are in
+// the list's inline_slots, groups of as many ids as the list has entries, of which group 0 is the list's own.
+struct PoolTags {
+  Component tags;
+  Ids slots;
+  i32 n_layers;
+  i32 count;
+  i32 per_ring;
+  i32 group;
+};
+
+// n: tokens to take back, per entry; where the list is inline they are its positions. done may be null.
 struct RewindParams {
   Slots slots;
   List list;
@@ -429,7 +499,6 @@ struct RewindParams {
   PoolTags pools[MAX_POOLS];
   i32 n_pools;
   i32 reserved;
-  i32 inline_n[MAX_INLINE];
 };
 
 // An input that checks look at.

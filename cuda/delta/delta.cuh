@@ -65,25 +65,25 @@ DEVICE bool leads(const DeltaParams &p) {
 DEVICE bool keeps_u(const DeltaParams &p) { return p.state.readout != READOUT_EXACT; }
 
 DEVICE float *norm_at(const DeltaParams &p, i64 at) {
-  return (float *)record_at(p.ring_norm, p.place.layer, key_head(p), at, p.ring_rows, 4);
+  return (float *)record_at(p.ring_norm, key_head(p), at, p.ring_rows, 4);
 }
 DEVICE char *k_at(const DeltaParams &p, i64 at) {
-  return record_at(p.ring_k, p.place.layer, key_head(p), at, p.ring_rows, p.state.columns * size_of(p.io));
+  return record_at(p.ring_k, key_head(p), at, p.ring_rows, p.state.columns * size_of(p.io));
 }
 // From the block's first channel on.
 DEVICE char *v_at(const DeltaParams &p, i64 at) {
   i64 size = size_of(p.io);
-  return record_at(p.ring_v, p.place.layer, work().head, at, p.ring_rows, p.state.rows * size) + first_channel(p.state) * size;
+  return record_at(p.ring_v, work().head, at, p.ring_rows, p.state.rows * size) + first_channel(p.state) * size;
 }
 DEVICE char *u_at(const DeltaParams &p, i64 at) {
   i64 size = size_of(p.u_dtype);
-  return record_at(p.ring_u, p.place.layer, work().head, at, p.ring_rows, p.state.rows * size) + first_channel(p.state) * size;
+  return record_at(p.ring_u, work().head, at, p.ring_rows, p.state.rows * size) + first_channel(p.state) * size;
 }
 DEVICE float *g_at(const DeltaParams &p, i64 at, i32 n) {
-  return (float *)record_at(p.ring_g, p.place.layer, work().head, at, p.ring_rows, 4 * n);
+  return (float *)record_at(p.ring_g, work().head, at, p.ring_rows, 4 * n);
 }
 DEVICE float *beta_at(const DeltaParams &p, i64 at) {
-  return (float *)record_at(p.ring_beta, p.place.layer, work().head, at, p.ring_rows, 4);
+  return (float *)record_at(p.ring_beta, work().head, at, p.ring_rows, 4);
 }
 DEVICE char *out_at(const DeltaParams &p, i64 t) {
   return span_at(work().span, p.out, t, work().head) + first_channel(p.state) * size_of(p.out.dtype);

@@ -160,7 +160,7 @@ DEVICE void plan_head(const Mamba2DecodeParams &params, i64 number, i32 h, Item 
     float a = load_one(tensor_at(p.a, 0, 0, head), p.a.dtype);
     if (p.dt_bias.data) dt = __fadd_rn(dt, load_one(tensor_at(p.dt_bias, 0, 0, head), p.dt_bias.dtype));
     to.skip = p.d_skip.data && !p.d_per_element ? load_one(tensor_at(p.d_skip, 0, 0, head), p.d_skip.dtype) : 0.0f;
-    const i64 *tags = (const i64 *)part_at(s.tags, p.place.layer, r.slot) + (i64)head * s.tiles;
+    const i64 *tags = (const i64 *)own_part(s.tags, r.slot) + (i64)head * s.tiles;
     i64 tag = tags[0];
     oldest = tag;
     bool bad = false, odd = false;
@@ -184,9 +184,9 @@ DEVICE void plan_head(const Mamba2DecodeParams &params, i64 number, i32 h, Item 
       from = (i32)(position - tag);
     }
     i64 elements = (i64)s.rows * COLUMNS;
-    to.checkpoint = (const char *)part_at(s.checkpoint, p.place.layer, r.slot) + head * elements * (s.format <= FORMAT_F32 ? 4 : 2);
-    to.x_ring = (char *)part_at(p.ring_x, p.place.layer, r.ring) + (i64)head * p.ring_rows * s.rows * 2;
-    to.dt_ring = (char *)part_at(p.ring_dt, p.place.layer, r.ring) + (i64)head * p.ring_rows * 8;
+    to.checkpoint = (const char *)own_part(s.checkpoint, r.slot) + head * elements * (s.format <= FORMAT_F32 ? 4 : 2);
+    to.x_ring = (char *)own_part(p.ring_x, r.ring) + (i64)head * p.ring_rows * s.rows * 2;
+    to.dt_ring = (char *)own_part(p.ring_dt, r.ring) + (i64)head * p.ring_rows * 8;
     to.x = span_at(r.span, p.x, 0, head);
     to.z = p.z.data ? span_at(r.span, p.z, 0, head) : nullptr;
   }
@@ -217,7 +217,7 @@ DEVICE void plan_head(const Mamba2DecodeParams &params, i64 number, i32 h, Item 
   item.at = (i32)(item.position % p.ring_rows);
   item.first = item.at - records;
   if (item.first < 0) item.first += p.ring_rows;
-  item.b_ring = (const char *)part_at(p.ring_b, p.place.layer, r.ring) + group * p.ring_rows * COLUMNS * 2;
+  item.b_ring = (const char *)own_part(p.ring_b, r.ring) + group * p.ring_rows * COLUMNS * 2;
   item.b = span_at(r.span, p.b, 0, group);
   item.c = span_at(r.span, p.c, 0, group);
 }

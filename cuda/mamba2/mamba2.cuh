@@ -70,21 +70,21 @@ DEVICE const char *b_of(const Mamba2Params &p, i64 i) {
   const Work &w = work();
   i64 own = w.base + i - w.position;
   if (own >= 0) return span_at(w.span, p.b, own, group_of(p));
-  return held_record(p.ring_b, p.place.layer, group_of(p), i, p.ring_rows, p.state.columns * size_of(p.io));
+  return held_record(p.ring_b, group_of(p), i, p.ring_rows, p.state.columns * size_of(p.io));
 }
 
 DEVICE const char *x_of(const Mamba2Params &p, i64 i) {
   const Work &w = work();
   i64 own = w.base + i - w.position, skip = first_channel(p.state) * size_of(p.io);
   if (own >= 0) return span_at(w.span, p.x, own, w.head) + skip;
-  return held_record(p.ring_x, p.place.layer, w.head, i, p.ring_rows, p.state.rows * size_of(p.io)) + skip;
+  return held_record(p.ring_x, w.head, i, p.ring_rows, p.state.rows * size_of(p.io)) + skip;
 }
 
 DEVICE Gates gates_of(const Mamba2Params &p, i64 i) {
   const Work &w = work();
   i64 own = w.base + i - w.position;
   if (own >= 0) return token_gates(p, own);
-  const float *pair = (const float *)held_record(p.ring_dt, p.place.layer, w.head, i, p.ring_rows, 8);
+  const float *pair = (const float *)held_record(p.ring_dt, w.head, i, p.ring_rows, 8);
   Gates g = {};
   g.dt = pair[0];
   g.g = pair[1];
@@ -158,20 +158,20 @@ DEVICE void write_records(const Mamba2Params &p, i64 from) {
   const Work &w = work();
   i32 size = (i32)size_of(p.io);
   bool with_b = w.part == 0 && w.head % p.heads_per_group == 0;
-  i64 layer = p.place.layer, skip = first_channel(p.state) * size;
+  i64 skip = first_channel(p.state) * size;
 #pragma unroll 1
   for (i64 t = from + warp_of(); t < w.span.len; t += warps_of()) {
     i64 at = w.position + t;
-    copy_elements(record_at(p.ring_x, layer, w.head, at, p.ring_rows, (i64)p.state.rows * size) + skip,
+    copy_elements(record_at(p.ring_x, w.head, at, p.ring_rows, (i64)p.state.rows * size) + skip,
                   span_at(w.span, p.x, t, w.head) + skip, size, channels_of(p.state), lane_index(), WARP);
     if (w.part == 0 && lane_index() == 0) {
       Gates g = token_gates(p, t);
-      float *pair = (float *)record_at(p.ring_dt, layer, w.head, at, p.ring_rows, 8);
+      float *pair = (float *)record_at(p.ring_dt, w.head, at, p.ring_rows, 8);
       pair[0] = g.dt;
       pair[1] = g.g;
     }
     if (with_b)
-      copy_elements(record_at(p.ring_b, layer, group_of(p), at, p.ring_rows, (i64)p.state.columns * size),
+      copy_elements(record_at(p.ring_b, group_of(p), at, p.ring_rows, (i64)p.state.columns * size),
                     span_at(w.span, p.b, t, group_of(p)), size, p.state.columns, lane_index(), WARP);
   }
 }

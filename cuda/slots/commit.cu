@@ -20,7 +20,10 @@ DEVICE Committed commit_row(const CommitParams &p, i64 row) {
   Cursor &cursor = p.slots.cursors[r.ring];
   if (p.batch.generation && p.batch.generation[row] != cursor.generation) return Committed{};
   i64 len = r.span.len;
-  if (len == 0) return Committed{};
+  if (len == 0) {
+    cursor.committed = 0;
+    return Committed{};
+  }
   i64 count = len;
   if (p.counts) {
     i64 asked = wanted(p.convention, p.counts[row * p.stride], len);
@@ -30,9 +33,11 @@ DEVICE Committed commit_row(const CommitParams &p, i64 row) {
   i64 position = cursor.position + count;
   if (position > MAX_POSITION) {
     fault(p.slots, FAULT_POSITION, r.ring, row, -1, -1);
+    cursor.committed = 0;
     return Committed{};
   }
   cursor.position = position;
+  cursor.committed = (u32)count;
   if (p.batch.extend) cursor.flush_before = first_fold(p.slots, position, r.ring);
   return Committed{1, (u64)len, (u64)count};
 }

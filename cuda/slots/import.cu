@@ -88,7 +88,10 @@ DEVICE void import_window(const ImportParams &p, const Entry &e, i64 i, i64 inde
     for (i32 tap = 0; tap < taps; tap++)
       store_one(window_at(w, layer, e.ring, e.position - taps + tap, channel), w.io,
                 load_one(state_at(p.src, i, index, 0, channel, tap), p.src.dtype));
-  if (threadIdx.x == 0) *tag_of(w, layer, e.ring, tile) = e.position;
+  if (threadIdx.x == 0) {
+    *tag_of(w, layer, e.ring, tile) = e.position;
+    *stored_tag_of(w, layer, e.slot, tile) = -1;
+  }
 }
 
 DEVICE void import_head(const ImportParams &p, const Entry &e, i64 i, i64 index, i64 layer, i32 head) {

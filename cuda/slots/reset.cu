@@ -120,7 +120,10 @@ DEVICE void reset_window(const ResetParams &p, const Entry &e, i64 layer, i32 ti
   if (!p.keep_checkpoint)
     for (i32 back = 1; back < w.width; back++)
       zero_bytes(window_at(w, layer, e.ring, e.position - back, first), channels * size_of(w.io));
-  if (threadIdx.x == 0) *tag_of(w, layer, e.ring, tile) = e.position;
+  if (threadIdx.x == 0) {
+    *tag_of(w, layer, e.ring, tile) = e.position;
+    *stored_tag_of(w, layer, e.slot, tile) = -1;
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_constant__ ResetParams p) {

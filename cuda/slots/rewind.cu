@@ -1,13 +1,22 @@
 // Takes back committed tokens, down to the newest tag of all pools: a block per entry. Mirrors rewind in src/backend/cpu/life.rs.
 #include "../common/batch.cuh"
 
-// The newest tag of a slot and its ring, in thread 0.
-DEVICE i64 newest_tag(const RewindParams &p, i64 slot, i64 ring) {
+// Slot of an entry in a pool; false if it is skipped there.
+DEVICE bool slot_of(const RewindParams &p, const PoolTags &pool, i64 i, i64 &slot) {
+  if (pool.group == 0) return true;
+  slot = p.list.is_inline ? p.list.inline_slots[pool.group * p.list.n + i] : id_at(pool.slots, i);
+  return slot >= 0 && slot < p.slots.n_slots;
+}
+
+// The newest tag of an entry's slots and its ring, in thread 0.
+DEVICE i64 newest_tag(const RewindParams &p, i64 i, i64 own_slot, i64 ring) {
   static __shared__ i64 of_warp[WARP];
   i64 newest = 0;
 #pragma unroll 1
   for (i32 k = 0; k < p.n_pools; k++) {
     const PoolTags &pool = p.pools[k];
+    i64 slot = own_slot;
+    if (!slot_of(p, pool, i, slot)) continue;
     i64 index = pool.per_ring ? ring : slot;
     // Threads take neighbouring tags, of several layers if a layer has few.
     u32 count = pool.count, layer = threadIdx.x / count, tag = threadIdx.x % count;
@@ -36,14 +45,15 @@ DEVICE void rewind_entry(const RewindParams &p, i64 i) {
   i64 slot, ring;
   bool done = entry_of(p.slots, p.list, i, Place{-1, -1}, threadIdx.x == 0, slot, ring);
   if (done) {
-    i64 newest = newest_tag(p, slot, ring);
+    i64 newest = newest_tag(p, i, slot, ring);
     if (threadIdx.x != 0) return;
-    i64 n = p.list.is_inline ? p.inline_n[i] : p.n[i], position = p.slots.cursors[ring].position - n;
+    i64 n = p.list.is_inline ? p.list.inline_position[i] : p.n[i], position = p.slots.cursors[ring].position - n;
     done = n >= 0 && position >= newest;
     if (done) {
       p.slots.cursors[ring].position = position;
+      p.slots.cursors[ring].committed = 0;
     } else {
-      fault(p.slots, FAULT_REWIND, slot, p.list.first + i, -1, -1);
+      fault(p.slots, FAULT_REWIND, p.list.which == IDS_RINGS ? ring : slot, p.list.first + i, -1, -1);
     }
   }
   if (threadIdx.x == 0 && p.done) p.done[i] = done;

@@ -9,15 +9,21 @@ use super::convert;
 use super::guard::{guard, last_cuda_error, last_error};
 use super::handles::{insert, pin, remove};
 use super::read::{
-    array, check_out, descriptor, optional, optional_pointer, required, write_descriptor, write_out, write_text,
+    Descriptor, array, bytes_mut, check_out, descriptor, optional, optional_pointer, required, write_descriptor,
+    write_out, write_text,
 };
 use super::types::*;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
+use crate::dtype::IndexType;
 use crate::error::{Error, Result};
+use crate::replay::blob::{Kind, kind_of};
+use crate::replay::capacity::ModelPlan;
 use crate::replay::config::PoolConfig;
-use crate::replay::launch::{Address, Backend, Exec, Mode};
+use crate::replay::launch::{Address, Backend, Exec, Ids, Mode};
+use crate::replay::layout::components;
 use crate::replay::plan::supports;
+use crate::replay::save::Pair;
 use crate::replay::slots::{Context, Layers, Slots};
 
 /// A static name of a status, as "REPLAYSSM_OK"; "unknown status" for a status of no name.
@@ -40,6 +46,8 @@ pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_
         REPLAYSSM_NO_CODE_FOR_ARCH => c"REPLAYSSM_NO_CODE_FOR_ARCH",
         REPLAYSSM_OUT_OF_MEMORY => c"REPLAYSSM_OUT_OF_MEMORY",
         REPLAYSSM_CUDA => c"REPLAYSSM_CUDA",
+        REPLAYSSM_CAPTURING => c"REPLAYSSM_CAPTURING",
+        REPLAYSSM_BAD_BLOB => c"REPLAYSSM_BAD_BLOB",
         REPLAYSSM_INTERNAL => c"REPLAYSSM_INTERNAL",
         _ => c"unknown status",
     };
@@ -310,7 +318,7 @@ pub unsafe extern "C" fn replayssm_layers_create(
         // SAFETY: by the caller's promise.
         let config = unsafe { pool_config(desc) }?;
         // SAFETY: by the caller's promise.
-        let lent = unsafe { lent_list(lent, n_lent) }?;
+        let lent = unsafe { lent_list(lent, n_lent, config.n_layers) }?;
         out.set(insert(Layers::create(slots.clone(), config, &lent)?)?);
         Ok(())
     })
@@ -330,8 +338,8 @@ unsafe fn pool_config(desc: *const replayssm_pool_desc) -> Result<PoolConfig> {
 }
 
 /// # Safety
-/// lent is NULL or an array of n descriptors, each its struct_size apart.
-unsafe fn lent_list(lent: *const replayssm_lent, n: i32) -> Result<Vec<crate::replay::slots::Lent>> {
+/// lent is NULL or an array of n descriptors, each its struct_size apart, for a pool of n_layers layers.
+unsafe fn lent_list(lent: *const replayssm_lent, n: i32, n_layers: usize) -> Result<Vec<crate::replay::slots::Lent>> {
     if !(0..=16).contains(&n) {
         return Err(Error::invalid("n_lent", n, "0 to 16"));
     }
@@ -340,10 +348,41 @@ unsafe fn lent_list(lent: *const replayssm_lent, n: i32) -> Result<Vec<crate::re
     for _ in 0..n {
         // SAFETY: by the caller's promise.
         let one = unsafe { descriptor(at) }?;
-        list.push(convert::lent(&one)?);
+        let bases = if one.layer_bases.is_null() {
+            None
+        } else {
+            // SAFETY: by the caller's promise.
+            let bases = unsafe { array(one.layer_bases, n_layers, "lent.layer_bases") }?;
+            Some(bases.iter().map(|&base| Address(base as usize)).collect())
+        };
+        list.push(convert::lent(&one, bases)?);
         at = at.wrapping_byte_add(one.struct_size as usize);
     }
     Ok(list)
+}
+
+/// Takes the lent components of a pool from where they are now: the engine has moved or reallocated them. Contents are the caller's
+/// business. All or none.
+///
+/// lent: host array [n_lent], as in replayssm_layers_create: exactly the kinds that were lent there, each checked as there; what the library
+/// owns stays. Graphs that were captured before must not be launched any more.
+/// NULL: not layers; lent with n_lent 0.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA; the pool is as before.
+/// Threads: any, but no other call may be inside a call on layers or on its slots handle, and none enqueued or running. Capture: never.
+///
+/// # Safety
+/// lent is an array as described.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_layers_rebind(
+    layers: *mut replayssm_layers,
+    lent: *const replayssm_lent,
+    n_lent: i32,
+) -> replayssm_status {
+    guard(|| {
+        let layers = pin::<Layers, _>(layers, "layers")?;
+        // SAFETY: by the caller's promise.
+        layers.rebind(&unsafe { lent_list(lent, n_lent, layers.n_layers()) }?)
+    })
 }
 
 /// Destroys a pool and the memory that it owns. No call on it may be enqueued or running. CUDA: where it owns memory, it waits for the
@@ -382,40 +421,116 @@ pub unsafe extern "C" fn replayssm_layers_components(
 ) -> replayssm_status {
     guard(|| {
         let layers = pin::<Layers, _>(layers, "layers")?;
-        required(n.cast_const().cast(), "n", align_of::<i32>())?;
-        let list = layers.components();
-        let needed = list.len() as i32;
+        let list: Vec<_> = layers.components().map(|(layout, view)| convert::component(layout, view)).collect();
         // SAFETY: by the caller's promise.
-        unsafe { write_out(n, needed) };
-        if capacity < needed {
-            return Err(Error::BufferTooSmall {
-                field: "capacity".into(),
-                value: capacity.max(0) as u64,
-                needed: needed as u64,
-            });
-        }
+        unsafe { write_list(&list, out, capacity, n) }
+    })
+}
+
+/// Writes an array of out-descriptors and how many there are.
+///
+/// # Safety
+/// out is an array of capacity descriptors, the first one's size apart; n is valid for a write.
+unsafe fn write_list<T: Descriptor>(list: &[T], out: *mut T, capacity: i32, n: *mut i32) -> Result<()> {
+    required(n.cast_const().cast(), "n", align_of::<i32>())?;
+    // SAFETY: by the caller's promise.
+    unsafe { write_out(n, list.len() as i32) };
+    if i64::from(capacity) < list.len() as i64 {
+        let (value, needed) = (capacity.max(0) as u64, list.len() as u64);
+        return Err(Error::BufferTooSmall { field: "capacity".into(), value, needed });
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { check_out(out.cast_const()) }?;
+    // SAFETY: checked to be a descriptor, which starts with its size.
+    let stride = unsafe { out.cast::<u32>().read() } as usize;
+    for (i, value) in list.iter().enumerate() {
+        let to = out.wrapping_byte_add(i * stride);
+        // SAFETY: an element of the caller's array, whose elements all have the size of the first.
+        unsafe { to.cast::<u32>().write(stride as u32) };
+        // SAFETY: as above.
+        unsafe { write_descriptor(to, value) }?;
+    }
+    Ok(())
+}
+
+/// What a model takes before any of it exists: bytes per slot and ring, the total, how many requests fit a budget, beside that what one
+/// state per draft token would take; bytes per step; the window that moves the fewest. Needs no context: sizes are the same on every backend.
+///
+/// slots_desc, pools: what would be created; pools is a host array [n_pools], 0 to 4096, its elements pools[0].struct_size apart, all on one
+/// slots handle. args: batch, tokens, budget. out: the answer.
+/// NULL: args, which means all defaults; pools with n_pools 0; not slots_desc and out.
+/// Errors: INVALID_ARGUMENT, UNSUPPORTED, as creating would give them.
+/// Threads: any. Capture: never.
+///
+/// # Safety
+/// Descriptors and the array are as described.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_plan(
+    slots_desc: *const replayssm_slots_desc,
+    pools: *const replayssm_pool_desc,
+    n_pools: i32,
+    args: *const replayssm_plan_args,
+    out: *mut replayssm_plan_info,
+) -> replayssm_status {
+    guard(|| {
         // SAFETY: by the caller's promise.
-        unsafe { check_out(out.cast_const()) }?;
-        // SAFETY: checked to be a descriptor, which starts with its size.
-        let stride = unsafe { out.cast::<u32>().read() } as usize;
-        for (i, (layout, view)) in list.enumerate() {
-            let value = replayssm_component {
-                struct_size: 0,
-                kind: layout.component as i32,
-                per_ring: layout.per_ring.into(),
-                reserved: 0,
-                bytes: layout.bytes,
-                base: view.base.0 as *mut c_void,
-                slot_stride_bytes: view.stride,
-                layer_stride_bytes: view.layer_stride,
-            };
-            let to = out.wrapping_byte_add(i * stride);
-            // SAFETY: an element of the caller's array, whose elements all have the size of the first.
-            unsafe { to.cast::<u32>().write(stride as u32) };
-            // SAFETY: as above.
-            unsafe { write_descriptor(to, &value) }?;
-        }
-        Ok(())
+        let slots = convert::slots(&unsafe { descriptor(slots_desc) }?)?;
+        // SAFETY: by the caller's promise.
+        let pools = unsafe { pool_list(pools, n_pools) }?;
+        // SAFETY: by the caller's promise.
+        let question = convert::question(&unsafe { optional(args) }?, &slots)?;
+        let plan = ModelPlan::new(&slots, &pools, question)?;
+        // SAFETY: by the caller's promise.
+        unsafe { write_descriptor(out, &convert::plan(&plan)) }
+    })
+}
+
+/// # Safety
+/// pools is NULL or an array of n descriptors, the first one's size apart.
+unsafe fn pool_list(pools: *const replayssm_pool_desc, n: i32) -> Result<Vec<PoolConfig>> {
+    if !(0..=4096).contains(&n) {
+        return Err(Error::invalid("n_pools", n, "0 to 4096"));
+    }
+    if n == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: by the caller's promise.
+    let stride = unsafe { descriptor(pools) }?.struct_size as usize;
+    let list = (0..n as usize).map(|i| {
+        // SAFETY: by the caller's promise.
+        unsafe { pool_config(pools.wrapping_byte_add(i * stride)) }
+    });
+    list.collect()
+}
+
+/// The components that a pool would have, as replayssm_layers_components says them of one that exists: base and layer_bases NULL, strides as
+/// owned memory will have them. Needs no context.
+///
+/// slots_desc, pool_desc: what would be created. out: array [capacity], its elements out[0].struct_size bytes apart. *n becomes the number of
+/// components, also when BUFFER_TOO_SMALL is returned.
+/// NULL: out with capacity 0; not slots_desc, pool_desc and n.
+/// Errors: INVALID_ARGUMENT, UNSUPPORTED, BUFFER_TOO_SMALL.
+/// Threads: any. Capture: host only.
+///
+/// # Safety
+/// slots_desc and pool_desc are descriptors, out an array as described; n is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_plan_components(
+    slots_desc: *const replayssm_slots_desc,
+    pool_desc: *const replayssm_pool_desc,
+    out: *mut replayssm_component,
+    capacity: i32,
+    n: *mut i32,
+) -> replayssm_status {
+    guard(|| {
+        // SAFETY: by the caller's promise.
+        let slots = convert::slots(&unsafe { descriptor(slots_desc) }?)?;
+        // SAFETY: by the caller's promise.
+        let pool = unsafe { pool_config(pool_desc) }?;
+        let layouts = components(&slots, &pool)?;
+        let list: Vec<_> = layouts.iter().map(|c| convert::planned_component(c, &slots, &pool)).collect();
+        // SAFETY: by the caller's promise.
+        unsafe { write_list(&list, out, capacity, n) }
     })
 }
 
@@ -713,7 +828,9 @@ pub unsafe extern "C" fn replayssm_reset(
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
         // SAFETY: by the caller's promise.
-        let list = convert::list(&unsafe { descriptor(list) }?)?;
+        let list = unsafe { descriptor(list) }?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { convert::lists(&list, &slots) }?;
         // SAFETY: by the caller's promise.
         let args = convert::reset(&unsafe { optional(args) }?)?;
         // SAFETY: by the caller's promise.
@@ -789,7 +906,7 @@ pub unsafe extern "C" fn replayssm_export(
 /// sets FAULT_REWIND and is left alone.
 /// NULL: done, with a host list: on the CPU backend a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list
 /// and n. CUDA: done lies in memory that the device writes also with a host list.
-/// Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 48 pools.
+/// Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 40 pools.
 /// Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
 /// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
 ///
@@ -806,11 +923,115 @@ pub unsafe extern "C" fn replayssm_rewind(
     guard(|| {
         let slots = pin::<Slots, _>(slots, "slots")?;
         // SAFETY: by the caller's promise.
-        let list = convert::list(&unsafe { descriptor(list) }?)?;
-        let n = required_for(n.cast(), "n", 4, list.n)?;
+        let list = unsafe { descriptor(list) }?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { convert::lists(&list, &slots) }?;
+        let n = required_for(n.cast(), "n", 4, list.list.n)?;
         let done = optional_pointer(done.cast_const().cast(), "done", 4)?.map(Address);
         // SAFETY: by the caller's promise.
         slots.rewind(&list, n, done, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Folds history into the checkpoints of the listed slots, outside of a step: all layers of all pools, by the step's own arithmetic, so that
+/// later steps go on as if one of them had folded. Or tells later steps to fold. Convolutions have nothing to fold.
+///
+/// list: 0 or more entries; args: arrays with an element per entry, where the list lies. A position beyond the committed one, or a
+/// checkpoint that cannot be trusted, as after an uncommitted extend, sets FAULT_POSITION, and nothing is written there.
+/// NULL: args, which means all defaults, and exec; not slots and list.
+/// Errors: as replayssm_reset.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_flush(
+    slots: *const replayssm_slots,
+    list: *const replayssm_list,
+    args: *const replayssm_flush_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { descriptor(list) }?;
+        // SAFETY: by the caller's promise.
+        let list = unsafe { convert::lists(&list, &slots) }?;
+        // SAFETY: by the caller's promise.
+        let args = convert::flush(&unsafe { optional(args) }?)?;
+        // SAFETY: by the caller's promise.
+        slots.flush(&list, &args, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Behind the commit of a batch: rows whose last commit reached the position at[row], so that position - committed < at[row] <= position,
+/// leave the exact state at that position in slot dst[row], a checkpoint without a ring, in the pools' own formats (a convolution: its
+/// window). The rows' own slots and rings do not change. What a prefix cache needs at every so many tokens, whatever steps accept.
+///
+/// batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst that is
+/// no slot sets FAULT_ID; a position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION; dst stays as
+/// it is then. No two rows may have one dst, and no dst may be a slot of the batch.
+/// NULL: exec; not slots, batch and args.
+/// Errors: as replayssm_commit.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues; on the CPU
+/// backend all is done on return.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_snapshot(
+    slots: *const replayssm_slots,
+    batch: *const replayssm_batch,
+    args: *const replayssm_snapshot_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let batch = convert::batch(&unsafe { descriptor(batch) }?)?;
+        // SAFETY: by the caller's promise.
+        let args = unsafe { descriptor(args) }?;
+        // SAFETY: by the caller's promise.
+        let args = unsafe { convert::snapshot(&args, &batch, &slots) }?;
+        // SAFETY: by the caller's promise.
+        slots.snapshot(batch, &args, &unsafe { execution(exec) }?)
+    })
+}
+
+/// Copies slots, with or without their rings, in all layers of all pools: entry i of src to entry i of dst. args.kind says what the target
+/// becomes; see REPLAYSSM_COPY_*. A live slot may be copied at any moment, also between a step and its commit.
+///
+/// src, dst: lists of one length at one place. A ring id is ignored, and its array may be absent, where the kind has no ring: dst of STORE,
+/// src of LOAD, both of STORED. A target is named once, and nothing is source and target in one call; host lists are checked for both.
+/// The target's ring gets a generation of its own, an empty last commit and, staggered, a first fold of its own.
+/// Device: a source that cannot be trusted (an uncommitted extend), a position that is not held, and a stored checkpoint that does not stand
+/// at the position of a LOAD set FAULT_POSITION; the target then is left alone (STORE), or refuses steps until a reset.
+/// NULL: args, which means a fork, and exec; not slots, src and dst.
+/// Errors: as replayssm_reset.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
+/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+///
+/// # Safety
+/// As replayssm_mamba2_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_copy(
+    slots: *const replayssm_slots,
+    src: *const replayssm_list,
+    dst: *const replayssm_list,
+    args: *const replayssm_copy_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        // SAFETY: by the caller's promise.
+        let args = convert::copy(&unsafe { optional(args) }?)?;
+        // SAFETY: by the caller's promise.
+        let (src, dst) = (unsafe { descriptor(src) }?, unsafe { descriptor(dst) }?);
+        // SAFETY: by the caller's promise.
+        let (from, to) = unsafe { convert::copy_lists(&src, &dst, args.kind, &slots) }?;
+        // SAFETY: by the caller's promise.
+        slots.copy(&from, &to, &args, &unsafe { execution(exec) }?)
     })
 }
 
@@ -838,6 +1059,140 @@ pub unsafe extern "C" fn replayssm_read_cursors(
         // SAFETY: by the caller's promise.
         slots.read_cursors(&list, dst, &unsafe { execution(exec) }?)
     })
+}
+
+/// Bytes of a saved slot: the same for every slot and ring of slots and every call, until a pool is created or destroyed.
+///
+/// kind: REPLAYSSM_SAVE_*.
+/// NULL: neither slots nor bytes.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.
+/// Threads: any; it waits for a pool that is being created or destroyed. Capture: host only.
+///
+/// # Safety
+/// bytes is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_save_bytes(
+    slots: *const replayssm_slots,
+    kind: replayssm_save_kind,
+    bytes: *mut u64,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        required(bytes.cast_const().cast(), "bytes", align_of::<u64>())?;
+        let needed = slots.save_bytes(convert::save_kind(kind)?)?;
+        // SAFETY: by the caller's promise.
+        unsafe { write_out(bytes, needed) };
+        Ok(())
+    })
+}
+
+/// Saves a slot with its ring, in all pools, to a blob in host memory, which another process or machine can restore. Right at any moment:
+/// a step that is not committed is not in it, and is repeated after a restore. The slot does not change. Its format is docs/ABI.md's.
+///
+/// list: one entry, REPLAYSSM_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
+/// on an error they are undefined. Blobs of equal slots are equal.
+/// NULL: exec; not slots, list and blob.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (an extend that is not committed, a
+/// slot that was never reset, a slot that is not stored), CAPTURING, OUT_OF_MEMORY, CUDA.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream.
+/// It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never.
+///
+/// # Safety
+/// list is a descriptor, blob valid for writes of capacity bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_save(
+    slots: *const replayssm_slots,
+    list: *const replayssm_list,
+    kind: replayssm_save_kind,
+    blob: *mut c_void,
+    capacity: u64,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        let kind = convert::save_kind(kind)?;
+        // SAFETY: by the caller's promise.
+        let pair = unsafe { host_pair(list, &slots, kind) }?;
+        // SAFETY: by the caller's promise.
+        let exec = convert::whole(unsafe { execution(exec) }?)?;
+        let needed = slots.save_bytes(kind)?;
+        if capacity < needed {
+            return Err(Error::BufferTooSmall { field: "capacity".into(), value: capacity, needed });
+        }
+        // SAFETY: by the caller's promise.
+        slots.save(&pair, kind, unsafe { bytes_mut(blob.cast(), needed as usize, "blob") }?, &exec)
+    })
+}
+
+/// Restores a slot with its ring, in all pools, from a blob. Everything about the blob is checked before the slot changes: it is whole and
+/// unchanged, and it fits: a LIVE one the configuration of slots and its pools in the order of their creation, a STORED one shapes and formats
+/// of those pools, a PORTABLE one the shapes of their layers, which are matched by family and shape, in the order of pools and layers.
+///
+/// A LIVE restore brings back position, first fold and seed; a PORTABLE one position and seed, as a reset and imports do; a STORED one
+/// touches no ring, and args has no meaning then.
+/// list: one entry, REPLAYSSM_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
+/// NULL: args, which means all defaults, and exec; not slots, list and blob.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA: it
+/// may be restored in part: reset it.
+/// Threads: as replayssm_save, which says what it waits for and allocates. Capture: never.
+///
+/// # Safety
+/// list and args are descriptors, blob valid for reads of bytes bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn replayssm_restore(
+    slots: *const replayssm_slots,
+    list: *const replayssm_list,
+    blob: *const c_void,
+    bytes: u64,
+    args: *const replayssm_restore_args,
+    exec: *const replayssm_exec,
+) -> replayssm_status {
+    guard(|| {
+        let slots = pin::<Slots, _>(slots, "slots")?;
+        required(blob, "blob", 1)?;
+        if bytes > isize::MAX as u64 {
+            return Err(Error::bad_blob("bytes", bytes, "what fits an address space"));
+        }
+        // SAFETY: by the caller's promise.
+        let blob = unsafe { array(blob.cast(), bytes as usize, "blob") }?;
+        // SAFETY: by the caller's promise.
+        let pair = unsafe { host_pair(list, &slots, kind_of(blob)) }?;
+        // SAFETY: by the caller's promise.
+        let args = unsafe { optional(args) }?;
+        convert::zero("restore_args.reserved", args.reserved)?;
+        // SAFETY: by the caller's promise.
+        let generation = unsafe { one(args.generation, "restore_args.generation") }?;
+        // SAFETY: by the caller's promise.
+        let exec = convert::whole(unsafe { execution(exec) }?)?;
+        slots.restore(&pair, blob, generation, &exec)
+    })
+}
+
+/// The one slot and ring that a list names.
+///
+/// # Safety
+/// list is a descriptor.
+unsafe fn host_pair(list: *const replayssm_list, slots: &Slots, kind: Kind) -> Result<Pair> {
+    // SAFETY: by the caller's promise.
+    let list = unsafe { descriptor(list) }?;
+    let id = |ids: &Ids| match ids.index {
+        // SAFETY: not NULL and aligned, because the list has an entry; the caller's array is as long.
+        IndexType::I32 => i64::from(unsafe { (ids.data.0 as *const i32).read() }),
+        // SAFETY: as above.
+        IndexType::I64 => unsafe { (ids.data.0 as *const i64).read() },
+    };
+    // SAFETY: by the caller's promise.
+    unsafe { convert::pair(&list, slots, kind, id) }
+}
+
+/// A value that may be absent.
+///
+/// # Safety
+/// from is NULL or valid for a read.
+unsafe fn one<T: Copy>(from: *const T, field: &'static str) -> Result<Option<T>> {
+    let at = optional_pointer(from.cast(), field, align_of::<T>())?;
+    // SAFETY: not NULL, aligned, and valid by the caller's promise.
+    Ok(at.map(|_| unsafe { from.read() }))
 }
 
 /// A pointer that may be NULL only if there is nothing to point to.

@@ -1,12 +1,16 @@
 //! From C descriptors to the checked types of `replay::launch`.
 
-use super::read::{optional_pointer, required};
+use super::handles::pin;
+use super::read::{array, optional_pointer, required};
 use super::types::{
     REPLAYSSM_BATCH_EXTEND, REPLAYSSM_BATCH_KEEP_NULL_OUTPUTS, REPLAYSSM_BATCH_NULL_ID, REPLAYSSM_EXEC_PDL,
-    REPLAYSSM_EXEC_PDL_PREFETCH, REPLAYSSM_LOG_INFO, REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, REPLAYSSM_SLOTS_CHECKS,
-    replayssm_batch, replayssm_commit_args, replayssm_context_desc, replayssm_conv1d_args, replayssm_delta_args,
-    replayssm_exec, replayssm_ids, replayssm_lent, replayssm_list, replayssm_mamba2_args, replayssm_pool_desc,
-    replayssm_report, replayssm_reset_args, replayssm_slots_desc, replayssm_state, replayssm_stats, replayssm_tensor,
+    REPLAYSSM_EXEC_PDL_PREFETCH, REPLAYSSM_LOG_INFO, REPLAYSSM_LOG_NONE, REPLAYSSM_LOG_WARNING, REPLAYSSM_SAVE_LIVE,
+    REPLAYSSM_SAVE_PORTABLE, REPLAYSSM_SAVE_STORED, REPLAYSSM_SLOTS_CHECKS, replayssm_batch, replayssm_commit_args,
+    replayssm_component, replayssm_context_desc, replayssm_conv1d_args, replayssm_copy_args, replayssm_delta_args,
+    replayssm_exec, replayssm_flush_args, replayssm_ids, replayssm_layers, replayssm_lent, replayssm_list,
+    replayssm_mamba2_args, replayssm_plan_args, replayssm_plan_info, replayssm_pool_desc, replayssm_report,
+    replayssm_reset_args, replayssm_slots_desc, replayssm_snapshot_args, replayssm_state, replayssm_stats,
+    replayssm_tensor,
 };
 use std::borrow::Cow;
 use std::ffi::{CString, c_void};
@@ -14,14 +18,18 @@ use std::ffi::{CString, c_void};
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
 use crate::log::{Level, Log};
-use crate::replay::config::{PoolFields, SlotsConfig};
+use crate::replay::blob::Kind;
+use crate::replay::capacity::{ModelPlan, Question};
+use crate::replay::config::{MAX_COUNT, PoolConfig, PoolFields, SlotsConfig};
 use crate::replay::launch::{
-    Address, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Gate, Ids, List, Mamba2Args, Report, ResetArgs, StateTensor,
-    Stats, Tensor, Tokens, Where,
+    Address, Batch, CommitArgs, ComponentView, ConvArgs, CopyArgs, CopyKind, DeltaArgs, Exec, FlushArgs, Gate, Ids,
+    List, MAX_NAMED, Mamba2Args, Named, PoolLists, Report, ResetArgs, SnapshotArgs, StateTensor, Stats, Tensor, Tokens,
+    Where, Which,
 };
-use crate::replay::layout::Component;
+use crate::replay::layout::{Component, ComponentLayout};
 use crate::replay::position::Convention;
-use crate::replay::slots::Lent;
+use crate::replay::save::Pair;
+use crate::replay::slots::{Layers, Lent, Slots};
 
 /// A field's part, as "batch.slots" and ".dtype"; made into text only for an error.
 #[derive(Clone, Copy)]
@@ -286,19 +294,153 @@ pub(super) fn commit(from: &replayssm_commit_args, batch: &Batch) -> Result<Comm
     })
 }
 
-pub(super) fn list(from: &replayssm_list) -> Result<List> {
-    zero("list.reserved", from.reserved)?;
+/// Names of a list and of its id arrays.
+type ListNames = [&'static str; 5];
+const LIST: ListNames = ["list", "list.slots", "list.rings", "list.pools", "list.pool_slots"];
+const SRC: ListNames = ["src", "src.slots", "src.rings", "src.pools", "src.pool_slots"];
+const DST: ListNames = ["dst", "dst.slots", "dst.rings", "dst.pools", "dst.pool_slots"];
+
+fn place_of(from: &replayssm_list, name: &'static str) -> Result<(i64, Where)> {
+    zero(Part(name, ".reserved"), from.reserved)?;
+    zero(Part(name, ".pools_reserved"), from.pools_reserved)?;
     let place = match from.place {
         0 => Where::Device,
         1 => Where::Host,
-        other => return Err(Error::unsupported("list.place", other, "REPLAYSSM_DEVICE and REPLAYSSM_HOST")),
+        other => return Err(Error::unsupported(Part(name, ".place"), other, "REPLAYSSM_DEVICE and REPLAYSSM_HOST")),
     };
-    let n = i64::from(from.n);
-    if n < 0 {
-        return Err(Error::invalid("list.n", n, "0 or more"));
+    match i64::from(from.n) {
+        n if n < 0 => Err(Error::invalid(Part(name, ".n"), n, "0 or more")),
+        n => Ok((n, place)),
+    }
+}
+
+/// The list of a call on one pool, or on none.
+pub(super) fn list(from: &replayssm_list) -> Result<List> {
+    let (n, place) = place_of(from, "list")?;
+    if from.n_pools != 0 {
+        return Err(Error::invalid("list.n_pools", from.n_pools, "0 in this call"));
     }
     let (slots, rings) = id_pair(&from.slots, &from.rings, ["list.slots", "list.rings"], n)?;
-    Ok(List { n, place, slots, rings })
+    Ok(List { n, place, slots, rings, which: Which::Both })
+}
+
+/// The list of a call on all pools of a slots handle.
+///
+/// # Safety
+/// Its host arrays have `n_pools` elements.
+pub(super) unsafe fn lists(from: &replayssm_list, slots: &Slots) -> Result<PoolLists> {
+    // SAFETY: the caller promises as much.
+    unsafe { named_list(from, slots, LIST, Which::Both) }
+}
+
+/// Source and target of a copy.
+///
+/// # Safety
+/// As [`lists`], of both.
+pub(super) unsafe fn copy_lists(
+    src: &replayssm_list,
+    dst: &replayssm_list,
+    kind: CopyKind,
+    slots: &Slots,
+) -> Result<(PoolLists, PoolLists)> {
+    let which = |slots_alone| if slots_alone { Which::Slots } else { Which::Both };
+    // SAFETY: the caller promises as much.
+    let from = unsafe { named_list(src, slots, SRC, which(kind.from_slot())) }?;
+    // SAFETY: the caller promises as much.
+    Ok((from, unsafe { named_list(dst, slots, DST, which(kind.to_slot())) }?))
+}
+
+/// # Safety
+/// As [`lists`].
+unsafe fn named_list(from: &replayssm_list, slots: &Slots, names: ListNames, which: Which) -> Result<PoolLists> {
+    let [name, slots_name, rings_name, pools_name, ids_name] = names;
+    let (n, place) = place_of(from, name)?;
+    // SAFETY: the caller promises as much.
+    let [named] = unsafe { named(from.n_pools, from.pools, [from.pool_slots], slots, [pools_name, ids_name], n) }?;
+    let all_named = from.slots.data.is_null() && from.n_pools > 0;
+    let none = Ids { data: address(0), stride: 0, index: IndexType::I32 };
+    let (slots, rings, which) = match (all_named, which) {
+        (true, Which::Slots) => (none, none, which),
+        (true, _) => (none, ids(&from.rings, rings_name, n)?, Which::Rings),
+        (false, Which::Slots) => (ids(&from.slots, slots_name, n)?, none, which),
+        (false, _) => {
+            let (slots, rings) = id_pair(&from.slots, &from.rings, [slots_name, rings_name], n)?;
+            (slots, rings, which)
+        }
+    };
+    Ok(PoolLists { list: List { n, place, slots, rings, which }, named, all_named })
+}
+
+/// Pools that have slot ids of their own, with `ARRAYS` of them each.
+///
+/// # Safety
+/// The host arrays have `n_pools` elements.
+unsafe fn named<const ARRAYS: usize>(
+    n_pools: i32,
+    pools: *const *const replayssm_layers,
+    slot_ids: [*const replayssm_ids; ARRAYS],
+    slots: &Slots,
+    names: [&'static str; 2],
+    n: i64,
+) -> Result<[Named; ARRAYS]> {
+    let [pools_name, ids_name] = names;
+    let count = usize::try_from(n_pools)
+        .ok()
+        .filter(|&count| count <= MAX_NAMED)
+        .ok_or_else(|| Error::invalid(format!("the number of {pools_name}"), n_pools, format!("0 to {MAX_NAMED}")))?;
+    // SAFETY: the caller promises as much.
+    let pools = unsafe { array(pools, count, pools_name) }?;
+    let mut all = [Named::NONE; ARRAYS];
+    for (named, slot_ids) in all.iter_mut().zip(slot_ids) {
+        // SAFETY: the caller promises as much.
+        let slot_ids = unsafe { array(slot_ids, count, ids_name) }?;
+        for (i, (pool, of_pool)) in pools.iter().zip(slot_ids).enumerate() {
+            let pool = pin::<Layers, _>(*pool, pools_name)?;
+            pool.name_in(named, slots, pools_name, i, ids(of_pool, ids_name, n)?)?;
+        }
+    }
+    Ok(all)
+}
+
+pub(super) fn flush(from: &replayssm_flush_args) -> Result<FlushArgs> {
+    Ok(FlushArgs {
+        later: switch("flush_args.later", from.later)?,
+        position: optional_pointer(from.position.cast(), "flush_args.position", 8)?.map(address),
+    })
+}
+
+pub(super) fn copy(from: &replayssm_copy_args) -> Result<CopyArgs> {
+    Ok(CopyArgs {
+        kind: match from.kind {
+            0 => CopyKind::Fork,
+            1 => CopyKind::Move,
+            2 => CopyKind::Swap,
+            3 => CopyKind::Store,
+            4 => CopyKind::Load,
+            5 => CopyKind::Stored,
+            other => return Err(Error::unsupported("copy_args.kind", other, "REPLAYSSM_COPY_*")),
+        },
+        position: optional_pointer(from.position.cast(), "copy_args.position", 8)?.map(address),
+        generation: optional_pointer(from.generation.cast(), "copy_args.generation", 4)?.map(address),
+    })
+}
+
+/// # Safety
+/// The host arrays have `n_pools` elements.
+pub(super) unsafe fn snapshot(from: &replayssm_snapshot_args, batch: &Batch, slots: &Slots) -> Result<SnapshotArgs> {
+    let n = batch.n_rows;
+    let (arrays, names) = ([from.pool_src, from.pool_dst], ["snapshot_args.pools", "snapshot_args.pool_src or _dst"]);
+    // SAFETY: the caller promises as much.
+    let [pool_src, pool_dst] = unsafe { named(from.n_pools, from.pools, arrays, slots, names, n) }?;
+    let at = match n {
+        0 => optional_pointer(from.at.cast(), "snapshot_args.at", 8)?.unwrap_or(0),
+        _ => required(from.at.cast(), "snapshot_args.at", 8)?,
+    };
+    let to = match from.dst.data.is_null() && from.n_pools > 0 {
+        true => None,
+        false => Some(ids(&from.dst, "snapshot_args.dst", n)?),
+    };
+    Ok(SnapshotArgs { at: address(at), to, pool_src, pool_dst })
 }
 
 pub(super) fn reset(from: &replayssm_reset_args) -> Result<ResetArgs> {
@@ -365,7 +507,7 @@ pub(super) fn pool(from: &replayssm_pool_desc, sections: &[i32]) -> Result<PoolF
     })
 }
 
-pub(super) fn lent(from: &replayssm_lent) -> Result<Lent> {
+pub(super) fn lent(from: &replayssm_lent, layer_bases: Option<Vec<Address>>) -> Result<Lent> {
     let component = match from.kind {
         1 => Component::Checkpoint,
         2 => Component::Tags,
@@ -379,14 +521,123 @@ pub(super) fn lent(from: &replayssm_lent) -> Result<Lent> {
         10 => Component::Beta,
         11 => Component::U,
         12 => Component::Conv,
+        13 => Component::Window,
+        14 => Component::WindowTags,
         other => return Err(Error::unsupported("lent.kind", other, "REPLAYSSM_COMPONENT_*")),
     };
     Ok(Lent {
         component,
         base: address(from.base as usize),
+        layer_bases,
+        offset: from.offset_bytes,
         layer_stride: from.layer_stride_bytes,
         slot_stride: from.slot_stride_bytes,
     })
+}
+
+pub(super) fn save_kind(from: i32) -> Result<Kind> {
+    match from {
+        REPLAYSSM_SAVE_LIVE => Ok(Kind::Live),
+        REPLAYSSM_SAVE_PORTABLE => Ok(Kind::Portable),
+        REPLAYSSM_SAVE_STORED => Ok(Kind::Stored),
+        other => Err(Error::unsupported("kind", other, "REPLAYSSM_SAVE_LIVE, _PORTABLE and _STORED")),
+    }
+}
+
+/// The one slot and ring that a list on the host names. `id` reads an element.
+///
+/// # Safety
+/// As [`lists`].
+pub(super) unsafe fn pair(from: &replayssm_list, slots: &Slots, kind: Kind, id: impl Fn(&Ids) -> i64) -> Result<Pair> {
+    let which = if kind == Kind::Stored { Which::Slots } else { Which::Both };
+    // SAFETY: the caller promises as much.
+    let PoolLists { list, named, all_named } = unsafe { named_list(from, slots, LIST, which) }?;
+    if list.place != Where::Host {
+        return Err(Error::invalid("list.place", "REPLAYSSM_DEVICE", "REPLAYSSM_HOST"));
+    }
+    if list.n != 1 {
+        return Err(Error::invalid("list.n", list.n, "1"));
+    }
+    Ok(Pair {
+        slot: (!all_named).then(|| id(&list.slots)),
+        ring: (kind != Kind::Stored).then(|| id(&list.rings)),
+        named: named.iter().map(|(pool, ids)| (*pool, id(ids))).collect(),
+    })
+}
+
+/// How a call that waits is to run: as a whole.
+pub(super) fn whole(exec: Exec) -> Result<Exec> {
+    if exec.n_parts != 1 {
+        return Err(Error::invalid("exec.n_parts", exec.n_parts, "0 or 1 in a call that waits for its work"));
+    }
+    Ok(exec)
+}
+
+pub(super) fn question(from: &replayssm_plan_args, slots: &SlotsConfig) -> Result<Question> {
+    zero("plan_args.reserved", from.reserved)?;
+    let number = |field: &'static str, value: i32, most: i32, default: i32| match value {
+        0 => Ok(default),
+        1.. if value <= most => Ok(value),
+        _ => Err(Error::invalid(field, value, format!("0 to {most}"))),
+    };
+    let t_max = slots.max_step_tokens;
+    Ok(Question {
+        batch: number("plan_args.batch", from.batch, MAX_COUNT, 1)?.into(),
+        tokens: number("plan_args.tokens", from.tokens, t_max, t_max)?.into(),
+        budget: (from.budget_bytes != 0).then_some(from.budget_bytes),
+    })
+}
+
+pub(super) fn plan(from: &ModelPlan) -> replayssm_plan_info {
+    replayssm_plan_info {
+        struct_size: 0,
+        recommended_window: from.recommended_window,
+        checkpoint_bytes: from.checkpoint_bytes,
+        ring_bytes: from.ring_bytes,
+        fixed_bytes: from.fixed_bytes,
+        total_bytes: from.total_bytes,
+        slots_in_budget: from.slots_in_budget.unwrap_or(-1),
+        state_per_draft_bytes: from.state_per_draft_bytes,
+        slots_in_budget_state_per_draft: from.slots_in_budget_state_per_draft.unwrap_or(-1),
+        step_bytes: from.step_bytes,
+        plain_step_bytes: from.plain_step_bytes,
+        flush_share: from.flush_share,
+    }
+}
+
+/// A component of a pool that exists.
+pub(super) fn component(layout: &ComponentLayout, view: &ComponentView) -> replayssm_component {
+    replayssm_component {
+        struct_size: 0,
+        kind: layout.component as i32,
+        per_ring: layout.per_ring.into(),
+        reserved: 0,
+        bytes: layout.bytes,
+        base: view.base(0).0 as *mut c_void,
+        slot_stride_bytes: view.stride(),
+        layer_stride_bytes: view.layer_stride(),
+        layer_bases: view.bases().cast(),
+    }
+}
+
+/// A component as it will be where the library owns it.
+pub(super) fn planned_component(
+    layout: &ComponentLayout,
+    slots: &SlotsConfig,
+    pool: &PoolConfig,
+) -> replayssm_component {
+    let site = layout.site(slots, pool, address(0));
+    replayssm_component {
+        struct_size: 0,
+        kind: layout.component as i32,
+        per_ring: layout.per_ring.into(),
+        reserved: 0,
+        bytes: layout.bytes,
+        base: std::ptr::null_mut(),
+        slot_stride_bytes: site.stride,
+        layer_stride_bytes: site.layer_stride.unwrap_or(0),
+        layer_bases: std::ptr::null(),
+    }
 }
 
 pub(super) fn report(from: &Report) -> replayssm_report {

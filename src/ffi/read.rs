@@ -159,6 +159,18 @@ pub(super) unsafe fn write_text(to: *mut c_char, capacity: usize, text: &str) ->
     Ok(())
 }
 
+/// `n` bytes that the caller lends for the call to be written, zero at first.
+///
+/// # Safety
+/// `to` is NULL, or valid for writes of `n` bytes for the call, and nothing else uses them meanwhile.
+pub(super) unsafe fn bytes_mut<'a>(to: *mut u8, n: usize, field: &'static str) -> Result<&'a mut [u8]> {
+    required(to.cast_const().cast(), field, 1)?;
+    // SAFETY: not NULL, and valid for n bytes by the caller's promise.
+    unsafe { to.write_bytes(0, n) };
+    // SAFETY: as above, and written just now.
+    Ok(unsafe { std::slice::from_raw_parts_mut(to, n) })
+}
+
 /// `n` elements that the caller lends for the call.
 ///
 /// # Safety

@@ -31,6 +31,10 @@ pub const REPLAYSSM_OUT_OF_MEMORY: replayssm_status = 40;
 /// The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
 /// on the same context may be the cause.
 pub const REPLAYSSM_CUDA: replayssm_status = 41;
+/// The stream captures, and the call waits for its work; the capture goes on.
+pub const REPLAYSSM_CAPTURING: replayssm_status = 60;
+/// A blob was cut off or changed, or is not one for this handle; the message says what differs. The slot is as it was.
+pub const REPLAYSSM_BAD_BLOB: replayssm_status = 61;
 /// A defect of this library was caught at the boundary. Reset the slots of the call.
 pub const REPLAYSSM_INTERNAL: replayssm_status = 90;
 
@@ -356,10 +360,14 @@ pub const REPLAYSSM_COMPONENT_BETA: replayssm_component_kind = 10;
 pub const REPLAYSSM_COMPONENT_U: replayssm_component_kind = 11;
 /// Convolution inputs, per ring: io [width - 1 + min_rewind + max_step_tokens, channels].
 pub const REPLAYSSM_COMPONENT_CONV: replayssm_component_kind = 12;
+/// A convolution's window as a snapshot or copy has stored it, per slot: io [width - 1, channels], oldest first.
+pub const REPLAYSSM_COMPONENT_WINDOW: replayssm_component_kind = 13;
+/// Position of that window, per slot: an int64 for each 128 channels; -1: there is none.
+pub const REPLAYSSM_COMPONENT_WINDOW_TAGS: replayssm_component_kind = 14;
 
 /// Memory that the caller lends for one component; what is not lent is allocated by the library. Strides are in bytes:
-/// layer l of slot (or ring) s lies at base + l * layer_stride_bytes + s * slot_stride_bytes. Lent memory is not
-/// touched at create: reset or import each slot before its first step.
+/// layer l of slot (or ring) s lies at base + offset_bytes + l * layer_stride_bytes + s * slot_stride_bytes, or at layer_bases[l] +
+/// offset_bytes + s * slot_stride_bytes. Lent memory is not touched at create: reset or import each slot before its first step.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_lent {
@@ -367,12 +375,19 @@ pub struct replayssm_lent {
     pub struct_size: u32,
     /// REPLAYSSM_COMPONENT_*, each at most once.
     pub kind: replayssm_component_kind,
-    /// Layer 0 of slot 0, aligned to 16 bytes (tags: 8, here and below). Stays the caller's, and must outlive the pool.
+    /// Layer 0 of slot 0; with offset_bytes aligned to 16 bytes (tags: 8, here and below). NULL with layer_bases. Stays the caller's,
+    /// and must outlive the pool, or its next rebind.
     pub base: *mut c_void,
-    /// Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings).
+    /// Multiple of 16; 0 = slot_stride_bytes times the number of slots (rings), and with layer_bases.
     pub layer_stride_bytes: i64,
     /// Multiple of 16, at least the component's bytes; 0 = dense.
     pub slot_stride_bytes: i64,
+    /// Layers that were allocated one by one: host array [n_layers] of addresses in the context's memory, each slot 0 of a layer, with
+    /// offset_bytes aligned as base; read before the call returns. The library keeps a table of them, 8 bytes a layer, beside the memory
+    /// that it owns. NULL: base.
+    pub layer_bases: *const *mut c_void,
+    /// Where the component begins in what base or layer_bases point to, such as a page that holds several; 0 or more.
+    pub offset_bytes: i64,
 }
 
 /// Size and place of a component. Out.
@@ -389,12 +404,87 @@ pub struct replayssm_component {
     pub reserved: u32,
     /// Bytes of one layer's part of one slot (or ring), contiguous.
     pub bytes: u64,
-    /// Layer 0 of slot 0.
+    /// Layer 0 of slot 0; NULL before the pool exists.
     pub base: *mut c_void,
     /// Bytes from slot to slot.
     pub slot_stride_bytes: i64,
-    /// Bytes from layer to layer.
+    /// Bytes from layer to layer; 0 where layers were lent by layer_bases.
     pub layer_stride_bytes: i64,
+    /// Slot 0 of each layer: host array [n_layers], right however the layers lie. The library's, until the pool is destroyed; a rebind
+    /// changes its contents. NULL before the pool exists.
+    pub layer_bases: *const *mut c_void,
+}
+
+/// What is asked of a plan. NULL: all defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_plan_args {
+    /// sizeof(replayssm_plan_args).
+    pub struct_size: u32,
+    /// Rows of a step, 1 to 2^20; 0 = 1. Bytes per row hardly depend on it.
+    pub batch: i32,
+    /// Tokens of a row in a step, 1 to max_step_tokens; 0 = max_step_tokens.
+    pub tokens: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// Memory that slots and rings may take, in bytes; 0: no budget.
+    pub budget_bytes: u64,
+}
+
+/// What a model takes, all pools and layers together. Out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_plan_info {
+    /// sizeof(replayssm_plan_info), set by the caller.
+    pub struct_size: u32,
+    /// The window, max_step_tokens to 256, that moves the fewest bytes per step for this batch and these tokens; of windows within a
+    /// hundredth of that, the smallest, since rings cost memory.
+    pub recommended_window: i32,
+    /// Bytes of a slot: checkpoints and tags, each layer's part of a component padded to 128 bytes as owned memory has it, here and below.
+    pub checkpoint_bytes: u64,
+    /// Bytes of a ring.
+    pub ring_bytes: u64,
+    /// Bytes of the positions of all rings (32 each) and of the counters.
+    pub fixed_bytes: u64,
+    /// n_slots * checkpoint_bytes + n_rings * ring_bytes + fixed_bytes: what creating all of it allocates in the context's memory.
+    pub total_bytes: u64,
+    /// The largest n, up to 2^20, for which n slots and n rings have a total within the budget; -1 without a budget.
+    pub slots_in_budget: i64,
+    /// Bytes of a sequence where, instead of a ring, one whole state is kept for each token of a step beside the state itself:
+    /// 1 + max_step_tokens states, and convolution windows longer by max_step_tokens. To compare with checkpoint_bytes + ring_bytes.
+    pub state_per_draft_bytes: u64,
+    /// The most such sequences in the budget, up to 2^20; -1 without a budget.
+    pub slots_in_budget_state_per_draft: i64,
+    /// Bytes that a row moves in a step, on average over a flush cycle, all tokens being accepted: those of replayssm_explain, which counts
+    /// reads of records as the CPU kernels make them.
+    pub step_bytes: u64,
+    /// Bytes that a row moves where the plain update takes as many tokens.
+    pub plain_step_bytes: u64,
+    /// Share of rows that fold in a step, on average, 0 to 1.
+    pub flush_share: f64,
+}
+
+/// What a saved slot is for.
+pub type replayssm_save_kind = i32;
+/// Checkpoint, ring and position as they are: goes on bit for bit on a handle of the same configuration, on any backend.
+pub const REPLAYSSM_SAVE_LIVE: replayssm_save_kind = 0;
+/// The fp32 states at the committed position and the convolution windows: goes on under any window, longest step, format, readout,
+/// backend and split of layers into pools. 16-bit formats round when they are restored.
+pub const REPLAYSSM_SAVE_PORTABLE: replayssm_save_kind = 1;
+/// A slot without a ring, as a snapshot or REPLAYSSM_COPY_STORE leaves it: checkpoint, tags and stored windows, as they are. Goes on by
+/// REPLAYSSM_COPY_LOAD, under any window, longest step, readout and backend; shapes, formats and split of layers are the same.
+pub const REPLAYSSM_SAVE_STORED: replayssm_save_kind = 2;
+
+/// What a restore sets beside what the blob has.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_restore_args {
+    /// sizeof(replayssm_restore_args).
+    pub struct_size: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Host pointer to the generation of the ring from now on. NULL: one more than before.
+    pub generation: *const u32,
 }
 
 /// Flag of a call, CUDA: its kernels may begin while the work in front of them on the stream ends (programmatic dependent launch). They
@@ -579,8 +669,12 @@ pub struct replayssm_commit_args {
     pub counts_stride: i64,
 }
 
-/// A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, reset, import and rewind
-/// refuse an id that is named twice.
+/// A list of slots and rings. Entries with a negative id are skipped, their other values too. With host lists, calls that change what is
+/// listed refuse an id that is named twice.
+///
+/// An engine whose groups of layers have slot ids of their own names pools, for calls on a slots handle: a pool that is named has its slots
+/// in pool_slots, a pool that is not has them in slots. An entry that is negative in one pool is skipped there alone. With every pool of
+/// the handle named, slots may be absent.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_list {
@@ -596,6 +690,78 @@ pub struct replayssm_list {
     pub slots: replayssm_ids,
     /// [n]; data NULL: the same ids as slots.
     pub rings: replayssm_ids,
+    /// Pools that have slot ids of their own, up to 64; 0 for a call on one pool and for read_cursors.
+    pub n_pools: i32,
+    /// Zero.
+    pub pools_reserved: u32,
+    /// Host array [n_pools]: those pools, each once.
+    pub pools: *const *const replayssm_layers,
+    /// Host array [n_pools]: the slots [n] of each, which lie where the list lies.
+    pub pool_slots: *const replayssm_ids,
+}
+
+/// What a flush folds. Arrays have an element per list entry.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_flush_args {
+    /// sizeof(replayssm_flush_args).
+    pub struct_size: u32,
+    /// 0: fold now. 1: enqueue nothing but a wish: the first step that finds position[i] among the committed tokens that it may fold
+    /// (min_rewind of them it may not) folds, under every schedule.
+    pub later: i32,
+    /// Now: fold up to exactly here, also tokens that min_rewind would keep, which cannot be taken back then; at or before a checkpoint there
+    /// is nothing to do. NULL, with later 0: as a step's mask does, all but min_rewind committed tokens.
+    pub position: *const i64,
+}
+
+/// Which rows of a batch leave a state behind, and where.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_snapshot_args {
+    /// sizeof(replayssm_snapshot_args).
+    pub struct_size: u32,
+    /// Pools that have slot ids of their own, up to 64.
+    pub n_pools: i32,
+    /// [n_rows] in the context's memory: the position whose state is wanted, if the last commit of the row reached it; negative: none.
+    pub at: *const i64,
+    /// [n_rows] slot that gets it. With every pool of the handle named, data may be NULL.
+    pub dst: replayssm_ids,
+    /// Host array [n_pools]: those pools, each once.
+    pub pools: *const *const replayssm_layers,
+    /// Host array [n_pools]: the slots [n_rows] of the batch in each.
+    pub pool_src: *const replayssm_ids,
+    /// Host array [n_pools]: the slots [n_rows] that get the states in each.
+    pub pool_dst: *const replayssm_ids,
+}
+
+/// What a copy makes of its target.
+pub type replayssm_copy_kind = i32;
+/// What the source is: checkpoint, ring, position, seed. A source may have many targets.
+pub const REPLAYSSM_COPY_FORK: replayssm_copy_kind = 0;
+/// The same; the source gets a new generation, so that late commits of its owner do nothing, and is undefined until a reset.
+pub const REPLAYSSM_COPY_MOVE: replayssm_copy_kind = 1;
+/// Source and target change places; both rings get a new generation.
+pub const REPLAYSSM_COPY_SWAP: replayssm_copy_kind = 2;
+/// A checkpoint without a ring: the exact state of the source at a position.
+pub const REPLAYSSM_COPY_STORE: replayssm_copy_kind = 3;
+/// A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left.
+pub const REPLAYSSM_COPY_LOAD: replayssm_copy_kind = 4;
+/// A checkpoint without a ring, from another.
+pub const REPLAYSSM_COPY_STORED: replayssm_copy_kind = 5;
+
+/// How a copy is to be made. Arrays have an element per list entry, where the lists lie.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct replayssm_copy_args {
+    /// sizeof(replayssm_copy_args).
+    pub struct_size: u32,
+    /// REPLAYSSM_COPY_*.
+    pub kind: replayssm_copy_kind,
+    /// STORE: at which position, held as for replayssm_export; NULL: all committed tokens. LOAD: where the checkpoint stands, and the
+    /// target starts. NULL otherwise.
+    pub position: *const i64,
+    /// FORK, MOVE, LOAD: generation of the target's ring from now on; NULL: one more than before. NULL otherwise.
+    pub generation: *const u32,
 }
 
 /// What a reset sets. Arrays have an element per list entry.
@@ -650,14 +816,14 @@ pub struct replayssm_state {
 pub struct replayssm_cursor {
     /// Committed tokens, absolute.
     pub position: i64,
-    /// Position before which the staggered schedule wants a fold.
+    /// The first step that finds this position among the committed tokens that it may fold does fold; 0: none is waited for.
     pub flush_before: i64,
     /// Key of stochastic rounding.
     pub seed: u64,
-    /// Counts resets, or as given to them.
+    /// Counts resets and copies, or as given to them.
     pub generation: u32,
-    /// Zero.
-    pub flags: u32,
+    /// Tokens that the last commit added: 0 after a reset, an import, a copy, a rewind and the commit of a row without tokens.
+    pub committed: u32,
 }
 
 /// Fault bit: a slot or ring id at or above its count.
@@ -717,7 +883,7 @@ pub struct replayssm_stats {
     pub tokens: u64,
     /// Tokens that became committed.
     pub accepted: u64,
-    /// Checkpoint tiles that steps rewrote.
+    /// Checkpoint tiles that steps and flushes rewrote.
     pub flushes: u64,
     /// Bytes of checkpoint loaded.
     pub checkpoint_bytes_read: u64,
@@ -747,15 +913,21 @@ descriptors!(
     replayssm_context_info,
     replayssm_slots_desc,
     replayssm_pool_desc,
-    replayssm_lent,
-    replayssm_component,
+    replayssm_lent from layer_bases,
+    replayssm_component from layer_bases,
+    replayssm_plan_args,
+    replayssm_plan_info,
+    replayssm_restore_args,
     replayssm_exec,
     replayssm_batch,
     replayssm_mamba2_args,
     replayssm_delta_args,
     replayssm_conv1d_args,
     replayssm_commit_args,
-    replayssm_list,
+    replayssm_list from n_pools,
+    replayssm_flush_args,
+    replayssm_snapshot_args,
+    replayssm_copy_args,
     replayssm_reset_args,
     replayssm_state,
     replayssm_report,
@@ -781,6 +953,8 @@ mod agreement {
         assert!(Status::Unsupported as i32 == REPLAYSSM_UNSUPPORTED);
         assert!(Status::NoCuda as i32 == REPLAYSSM_NO_CUDA);
         assert!(Status::OutOfMemory as i32 == REPLAYSSM_OUT_OF_MEMORY);
+        assert!(Status::Capturing as i32 == REPLAYSSM_CAPTURING);
+        assert!(Status::BadBlob as i32 == REPLAYSSM_BAD_BLOB);
         assert!(Status::Internal as i32 == REPLAYSSM_INTERNAL);
         assert!(Level::Warning as i32 == REPLAYSSM_LOG_WARNING);
         assert!(Level::Info as i32 == REPLAYSSM_LOG_INFO);
@@ -797,6 +971,6 @@ mod agreement {
         assert!(offset_of!(Cursor, flush_before) == offset_of!(replayssm_cursor, flush_before));
         assert!(offset_of!(Cursor, seed) == offset_of!(replayssm_cursor, seed));
         assert!(offset_of!(Cursor, generation) == offset_of!(replayssm_cursor, generation));
-        assert!(offset_of!(Cursor, flags) == offset_of!(replayssm_cursor, flags));
+        assert!(offset_of!(Cursor, committed) == offset_of!(replayssm_cursor, committed));
     };
 }

@@ -1,9 +1,10 @@
 //! What a call hands to a backend: checked, typed, without a pointer dereferenced.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 
 use super::config::{DeltaKind, Family, PoolConfig, SlotsConfig};
-use super::layout::Component;
+use super::layout::{Component, ComponentLayout};
 use super::numerics::rsqrt;
 use super::position::{Convention, Rule};
 use crate::dtype::{Dtype, IndexType};
@@ -512,6 +513,18 @@ pub enum Where {
     Host,
 }
 
+/// Which ids of a list's entries count. Those that do not are 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Which {
+    /// Slots and rings.
+    Both = 0,
+    /// Slots alone.
+    Slots = 1,
+    /// Rings alone.
+    Rings = 2,
+}
+
 /// A list of slots and rings.
 #[derive(Debug, Clone, Copy)]
 pub struct List {
@@ -523,6 +536,182 @@ pub struct List {
     pub slots: Ids,
     /// Ring of each entry.
     pub rings: Ids,
+    /// Which of them count.
+    pub which: Which,
+}
+
+impl List {
+    /// Slot ids, where they count.
+    pub fn slot_ids(&self) -> Option<&Ids> {
+        (self.which != Which::Rings).then_some(&self.slots)
+    }
+
+    /// Ring ids, where they count.
+    pub fn ring_ids(&self) -> Option<&Ids> {
+        (self.which != Which::Slots).then_some(&self.rings)
+    }
+}
+
+/// The most pools that a call may name.
+pub const MAX_NAMED: usize = 64;
+
+/// Slot ids of pools that have ids of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct Named {
+    n: usize,
+    pools: [(i32, Ids); MAX_NAMED],
+}
+
+impl Named {
+    /// No pool.
+    pub const NONE: Self =
+        Named { n: 0, pools: [(0, Ids { data: Address(0), stride: 0, index: IndexType::I32 }); MAX_NAMED] };
+
+    /// Adds a pool by its index. False: it is there already, or there are too many.
+    pub fn add(&mut self, pool: i32, ids: Ids) -> bool {
+        if self.of(pool).is_some() {
+            return false;
+        }
+        match self.pools.get_mut(self.n) {
+            Some(place) => *place = (pool, ids),
+            None => return false,
+        }
+        self.n += 1;
+        true
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &(i32, Ids)> {
+        self.pools.iter().take(self.n)
+    }
+
+    /// The ids of a pool, if it has its own.
+    pub fn of(&self, pool: i32) -> Option<Ids> {
+        self.pools.iter().take(self.n).find(|(index, _)| *index == pool).map(|(_, ids)| *ids)
+    }
+}
+
+/// A list for several pools, some of which may have slot ids of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolLists {
+    /// Of the rings, and of pools that are not named.
+    pub list: List,
+    /// Of the others.
+    pub named: Named,
+    /// Whether there are only those.
+    pub all_named: bool,
+}
+
+impl PoolLists {
+    /// A pool's list.
+    pub fn of(&self, pool: &PoolView) -> List {
+        match self.named.of(pool.index) {
+            Some(slots) if self.list.which == Which::Rings => List { slots, which: Which::Both, ..self.list },
+            Some(slots) => List { slots, ..self.list },
+            None => self.list,
+        }
+    }
+}
+
+/// What a flush folds. Arrays have an element per list entry.
+#[derive(Debug, Clone, Copy)]
+pub struct FlushArgs {
+    /// Only tells the next steps to fold.
+    pub later: bool,
+    /// int64; none = all but the tokens that are kept.
+    pub position: Option<Address>,
+}
+
+/// What a copy makes of its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum CopyKind {
+    /// What the source is.
+    Fork = 0,
+    /// The same, and the source is given up.
+    Move = 1,
+    /// Source and target change places.
+    Swap = 2,
+    /// A checkpoint without a ring: the source's state at a position.
+    Store = 3,
+    /// A live slot, from a checkpoint without a ring.
+    Load = 4,
+    /// A checkpoint without a ring, from another.
+    Stored = 5,
+}
+
+/// How a copy is to be made. Arrays have an element per list entry.
+#[derive(Debug, Clone, Copy)]
+pub struct CopyArgs {
+    /// What the target becomes.
+    pub kind: CopyKind,
+    /// int64, of Store and Load; none = all committed.
+    pub position: Option<Address>,
+    /// uint32, of Fork, Move and Load; none = one more than before.
+    pub generation: Option<Address>,
+}
+
+impl CopyArgs {
+    /// Checks that what is given has a meaning for the kind.
+    pub fn check(&self) -> Result<()> {
+        let takes_position = matches!(self.kind, CopyKind::Store | CopyKind::Load);
+        if self.position.is_some() && !takes_position {
+            return Err(Error::invalid(
+                "copy_args.position",
+                "not NULL",
+                "NULL, unless the kind is REPLAYSSM_COPY_STORE or _LOAD",
+            ));
+        }
+        if self.position.is_none() && self.kind == CopyKind::Load {
+            return Err(Error::invalid(
+                "copy_args.position",
+                "NULL",
+                "an array, because the kind is REPLAYSSM_COPY_LOAD",
+            ));
+        }
+        let takes_generation = matches!(self.kind, CopyKind::Fork | CopyKind::Move | CopyKind::Load);
+        if self.generation.is_some() && !takes_generation {
+            return Err(Error::invalid(
+                "copy_args.generation",
+                "not NULL",
+                "NULL, unless the kind is REPLAYSSM_COPY_FORK, _MOVE or _LOAD",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl CopyKind {
+    /// Whether the source is a slot without a ring.
+    pub fn from_slot(self) -> bool {
+        matches!(self, CopyKind::Load | CopyKind::Stored)
+    }
+
+    /// Whether the target is one.
+    pub fn to_slot(self) -> bool {
+        matches!(self, CopyKind::Store | CopyKind::Stored)
+    }
+}
+
+/// Which rows of a batch leave a state behind, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct SnapshotArgs {
+    /// int64 `[n_rows]`; negative: none.
+    pub at: Address,
+    /// `[n_rows]` slots; none if every pool has its own.
+    pub to: Option<Ids>,
+    /// Slots of the batch in pools that have ids of their own.
+    pub pool_src: Named,
+    /// Targets in those pools.
+    pub pool_dst: Named,
+}
+
+impl SnapshotArgs {
+    /// A batch as a pool sees it, and its targets.
+    pub fn of(&self, batch: &Batch, pool: &PoolView) -> Option<(Batch, Ids)> {
+        let slots = self.pool_src.of(pool.index).unwrap_or(batch.slots);
+        Some((Batch { slots, ..*batch }, self.pool_dst.of(pool.index).or(self.to)?))
+    }
 }
 
 /// The most entries that a list on the host may have: they travel by value in a launch.
@@ -681,22 +870,38 @@ impl Exec {
 pub struct Cursor {
     /// Committed tokens, absolute.
     pub position: i64,
-    /// Position before which the staggered schedule wants a fold.
+    /// A fold is wanted before this position is more than `keep` behind; 0 = none.
     pub flush_before: i64,
     /// Key of stochastic rounding.
     pub seed: u64,
     /// Counts resets and copies.
     pub generation: u32,
-    /// Zero.
-    pub flags: u32,
+    /// Tokens that the last commit added.
+    pub committed: u32,
 }
 
 impl Cursor {
+    /// From how it lies in memory.
+    pub fn from_bytes(bytes: &[u8; size_of::<Cursor>()]) -> Self {
+        let mut words = [0u64; 4];
+        for (word, from) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*from);
+        }
+        let [position, flush_before, seed, last] = words;
+        Cursor {
+            position: position as i64,
+            flush_before: flush_before as i64,
+            seed,
+            generation: last as u32,
+            committed: (last >> 32) as u32,
+        }
+    }
+
     /// As it lies in memory.
     pub fn to_bytes(&self) -> [u8; size_of::<Cursor>()] {
         let mut bytes = [0; size_of::<Cursor>()];
         let fields = [self.position as u64, self.flush_before as u64, self.seed];
-        let last = u64::from(self.generation) | u64::from(self.flags) << 32;
+        let last = u64::from(self.generation) | u64::from(self.committed) << 32;
         for (to, field) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(fields.into_iter().chain([last])) {
             *to = field.to_le_bytes();
         }
@@ -704,23 +909,97 @@ impl Cursor {
     }
 }
 
-/// One component of a pool in memory: layer l of slot (ring) s is at `base + l * layer_stride + s * stride`.
-#[derive(Debug, Clone, Copy)]
+/// Where a component lies, as it was allocated or lent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// Slot 0 of each layer.
+    pub bases: Vec<Address>,
+    /// Bytes from layer to layer; none where layers lie anywhere.
+    pub layer_stride: Option<i64>,
+    /// Bytes from slot to slot.
+    pub stride: i64,
+}
+
+impl Site {
+    /// Layers at equal distances.
+    pub fn strided(base: Address, layer_stride: i64, n_layers: usize, stride: i64) -> Self {
+        let bases = (0..n_layers as i64).map(|layer| base.offset(layer * layer_stride)).collect();
+        Site { bases, layer_stride: Some(layer_stride), stride }
+    }
+}
+
+/// One component of a pool in memory: layer l of slot (ring) s is at `base(l) + s * stride`.
+///
+/// A rebind changes it while nothing runs; it is made of atomics so that it needs no lock.
+#[derive(Debug)]
 pub struct ComponentView {
     /// Which.
     pub component: Component,
-    /// Layer 0 of slot 0.
-    pub base: Address,
-    /// Bytes from layer to layer.
-    pub layer_stride: i64,
-    /// Bytes from slot to slot.
-    pub stride: i64,
     /// Bytes of one part.
     pub bytes: i64,
     /// Indexed by ring instead of slot.
     pub per_ring: bool,
     /// Whether the rest of a stride is a guard.
     pub guarded: bool,
+    bases: Box<[AtomicUsize]>,
+    table: AtomicUsize,
+    layer_stride: AtomicI64,
+    stride: AtomicI64,
+}
+
+impl ComponentView {
+    /// At a site. `table` is an array of the sites' bases in the backend's memory; 0 where layers lie at equal distances.
+    pub fn new(layout: &ComponentLayout, site: &Site, table: Address, guarded: bool) -> Self {
+        let view = ComponentView {
+            component: layout.component,
+            bytes: layout.bytes as i64,
+            per_ring: layout.per_ring,
+            guarded,
+            bases: site.bases.iter().map(|_| AtomicUsize::new(0)).collect(),
+            table: AtomicUsize::new(0),
+            layer_stride: AtomicI64::new(0),
+            stride: AtomicI64::new(0),
+        };
+        view.move_to(site, table);
+        view
+    }
+
+    /// Goes to another site of as many layers. No work may be using it.
+    pub fn move_to(&self, site: &Site, table: Address) {
+        for (to, from) in self.bases.iter().zip(&site.bases) {
+            to.store(from.0, Relaxed);
+        }
+        self.table.store(table.0, Relaxed);
+        self.layer_stride.store(site.layer_stride.unwrap_or(0), Relaxed);
+        self.stride.store(site.stride, Relaxed);
+    }
+
+    /// Slot 0 of a layer.
+    #[inline(always)]
+    pub fn base(&self, layer: i64) -> Address {
+        Address(self.bases.get(layer as usize).map_or(0, |base| base.load(Relaxed)))
+    }
+
+    /// An array of all layers' bases in host memory, which stays where it is.
+    pub fn bases(&self) -> *const usize {
+        self.bases.as_ptr().cast()
+    }
+
+    /// An array of all layers' bases in the backend's memory; none where layers are [`ComponentView::layer_stride`] apart.
+    pub fn table(&self) -> Option<Address> {
+        Some(Address(self.table.load(Relaxed))).filter(|table| table.0 != 0)
+    }
+
+    /// Bytes from layer to layer; 0 with a table.
+    pub fn layer_stride(&self) -> i64 {
+        self.layer_stride.load(Relaxed)
+    }
+
+    /// Bytes from slot to slot.
+    #[inline(always)]
+    pub fn stride(&self) -> i64 {
+        self.stride.load(Relaxed)
+    }
 }
 
 /// A slots handle as a backend sees it.
@@ -737,7 +1016,7 @@ pub struct SlotsView {
 }
 
 /// A pool as a backend sees it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct PoolView {
     /// Family, dimensions, formats.
     pub config: PoolConfig,
@@ -748,11 +1027,17 @@ pub struct PoolView {
 }
 
 impl PoolView {
+    /// A component, if the pool has it.
+    #[inline(always)]
+    pub fn component(&self, component: Component) -> Option<&ComponentView> {
+        self.components.iter().find(|c| c.component == component)
+    }
+
     /// Address of one layer's part of a slot or ring in a component; address 0 if the pool has no such component.
     #[inline(always)]
     pub fn part(&self, component: Component, layer: i64, index: i64) -> Address {
-        match self.components.iter().find(|c| c.component == component) {
-            Some(c) => c.base.offset(layer * c.layer_stride + index * c.stride),
+        match self.component(component) {
+            Some(c) => c.base(layer).offset(index * c.stride()),
             None => Address(0),
         }
     }
@@ -866,6 +1151,15 @@ pub trait Backend: Send + Sync {
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>>;
     /// Copies bytes into memory of this backend that no work uses yet.
     fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
+    /// Refuses a stream on which the calls below cannot wait for their work, because it captures.
+    fn check_wait(&self, _exec: &Exec) -> Result<()> {
+        Ok(())
+    }
+    /// Copies runs of `bytes` bytes, `stride` apart, from this backend's memory to `into`, one behind the other, when the work on the
+    /// stream is done; waits for it.
+    fn read_runs(&self, from: Address, stride: i64, bytes: usize, into: &mut [u8], exec: &Exec) -> Result<()>;
+    /// Copies from `from` to runs of `bytes` bytes, `stride` apart, in this backend's memory, when the work on the stream is done; waits.
+    fn write_runs(&self, to: Address, stride: i64, bytes: usize, from: &[u8], exec: &Exec) -> Result<()>;
     /// Counters of a slots handle, zero.
     fn allocate_counters(&self) -> Result<Box<dyn Memory>>;
     /// Refuses a pool that this backend cannot have.
@@ -935,7 +1229,7 @@ pub trait Backend: Send + Sync {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         args: &ResetArgs,
         exec: &Exec,
     ) -> Result<()>;
@@ -964,9 +1258,37 @@ pub trait Backend: Send + Sync {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         n: Address,
         done: Option<Address>,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Folds history into checkpoints.
+    fn flush(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        lists: &PoolLists,
+        args: &FlushArgs,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Stores the states that the rows of a committed batch have just reached.
+    fn snapshot(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        batch: &Batch,
+        args: &SnapshotArgs,
+        exec: &Exec,
+    ) -> Result<()>;
+    /// Copies slots and rings.
+    fn copy(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        from: &PoolLists,
+        to: &PoolLists,
+        args: &CopyArgs,
         exec: &Exec,
     ) -> Result<()>;
     /// Copies ring states to `dst`, an array of [`Cursor`].

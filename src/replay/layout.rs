@@ -18,16 +18,21 @@
 //! | `U` | ring | delta rules, not EXACT: bf16 or fp32 `[HV][rows][V]` |
 //! | `Conv` | ring | io `[width - 1 + keep + T_max][channels]`: raw inputs |
 //! | `Tags` | ring | of a convolution: int64 `[tiles]`: the lowest position whose window is still held, per 128 channels |
+//! | `Window` | slot | of a convolution: io `[width - 1][channels]`: the window of a checkpoint without a ring, oldest first |
+//! | `WindowTags` | slot | of a convolution: int64 `[tiles]`: the position of that window, per 128 channels; -1: there is none |
 //!
 //! For a delta rule, the state's H is HV, its D is V and its N is K.
 
 use super::config::{Family, Format, PoolConfig, Readout, SlotsConfig, StateDims};
+use super::launch::{Address, Site};
 use super::position::Rule;
 use crate::error::{Error, Result};
 
 /// Alignment of each slot's part of a component, in bytes.
 pub const ALIGNMENT: u64 = 128;
 
+/// Bytes of a slots handle's counters in the backend's memory.
+pub const COUNTER_BYTES: u64 = 256;
 /// With checks on, at least so many bytes lie between neighbouring parts of owned memory, and hold [`GUARD`].
 const GUARD_BYTES: u64 = 64;
 /// What they hold.
@@ -61,6 +66,10 @@ pub enum Component {
     U = 11,
     /// Convolution inputs.
     Conv = 12,
+    /// Windows of checkpoints without a ring.
+    Window = 13,
+    /// Their positions.
+    WindowTags = 14,
 }
 
 /// Size and indexing of one component.
@@ -111,6 +120,8 @@ pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<Componen
         Family::Conv1d(c) => list.extend([
             (Component::Conv, true, product(&[conv_rows(slots, c.width) as u64, c.channels as u64, io])),
             (Component::Tags, true, product(&[c.tiles() as u64, 8])),
+            (Component::Window, false, product(&[c.width as u64 - 1, c.channels as u64, io])),
+            (Component::WindowTags, false, product(&[c.tiles() as u64, 8])),
         ]),
     }
     list.into_iter()
@@ -125,6 +136,12 @@ pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<Componen
 }
 
 impl ComponentLayout {
+    /// Where owned memory that begins at an address has it.
+    pub fn site(&self, slots: &SlotsConfig, pool: &PoolConfig, base: Address) -> Site {
+        let n = if self.per_ring { slots.n_rings } else { slots.n_slots };
+        Site::strided(base, self.stride as i64 * i64::from(n), pool.n_layers, self.stride as i64)
+    }
+
     /// Bytes of the whole component in owned memory.
     pub fn total(&self, slots: &SlotsConfig, pool: &PoolConfig) -> Result<u64> {
         let n = if self.per_ring { slots.n_rings } else { slots.n_slots };
@@ -144,6 +161,19 @@ fn too_large(component: Component) -> Error {
         "more than an address space",
         "components below 2^63 bytes",
     )
+}
+
+/// Blocks (heads, groups) and rows of a component per ring that consists of records, one of each block for each row. None for others.
+pub fn records(component: Component, slots: &SlotsConfig, pool: &PoolConfig) -> Option<(usize, usize)> {
+    let rows = Rule::new(slots).rows() as usize;
+    match (&pool.family, component) {
+        (Family::Mamba2(d), Component::X | Component::Dt) => Some((d.nheads, rows)),
+        (Family::Mamba2(d), Component::B) => Some((d.ngroups, rows)),
+        (Family::Delta(d), Component::K | Component::KNorm) => Some((d.qk_heads, rows)),
+        (Family::Delta(d), Component::V | Component::G | Component::Beta | Component::U) => Some((d.v_heads, rows)),
+        (Family::Conv1d(c), Component::Conv) => Some((1, conv_rows(slots, c.width))),
+        _ => None,
+    }
 }
 
 /// Rows of a convolution ring: `width - 1 + keep + T_max`.

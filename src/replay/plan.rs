@@ -260,7 +260,7 @@ impl Records {
             let of_head = layout.bytes / (rows * heads as u64);
             let of_group = layout.bytes / (rows * groups as u64);
             match layout.component {
-                Component::Checkpoint | Component::Tags => {}
+                Component::Checkpoint | Component::Tags | Component::Window | Component::WindowTags => {}
                 Component::X | Component::V => records.own = of_head,
                 Component::Dt | Component::G => records.gates = of_head,
                 Component::Beta => records.beta = of_head,

@@ -29,7 +29,7 @@ pub struct StepView {
     pub tag: i64,
     /// Tokens that the step brings.
     pub tokens: i64,
-    /// The position before which the staggered schedule wants a first fold.
+    /// A fold is wanted once this position is committed and not kept; 0 = none.
     pub flush_before: i64,
     /// The row's flush mask.
     pub flush: bool,
@@ -82,14 +82,16 @@ impl Rule {
         if v.flush {
             return foldable;
         }
+        if v.tag < v.flush_before && v.flush_before <= limit {
+            return foldable;
+        }
         if self.schedule == Schedule::ByPosition {
             // What is left is shorter than a period, W - T_max + 1, so that the window never forces another fold.
             let period = self.period();
             let due = limit.div_euclid(period);
             return if due > v.tag.div_euclid(period) { due * period - v.tag } else { 0 };
         }
-        let wanted = self.schedule == Schedule::Staggered && v.tag < v.flush_before && v.flush_before <= limit;
-        if wanted || foldable + v.tokens > self.window { foldable } else { 0 }
+        if foldable + v.tokens > self.window { foldable } else { 0 }
     }
 
     /// Distance of the flush points of [`Schedule::ByPosition`]: `W - T_max + 1`.
@@ -98,8 +100,11 @@ impl Rule {
     }
 
     /// Where a request that starts at `position` on ring `ring` is to fold first: `position + 1 ..= position + W`, one
-    /// value each for W neighbouring rings, and far apart for neighbours.
+    /// value each for W neighbouring rings, and far apart for neighbours. 0, which is nowhere, unless staggered.
     pub fn flush_before(&self, position: i64, ring: i64) -> i64 {
+        if self.schedule != Schedule::Staggered {
+            return 0;
+        }
         position + 1 + (ring.rem_euclid(self.window) * self.stagger()).rem_euclid(self.window)
     }
 

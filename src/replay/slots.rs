@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, Cursor, DeltaArgs, Exec, Input, List, MAX_HOST_LIST,
-    Mamba2Args, Memory, Mode, PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats, Where,
+    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, CopyArgs, Cursor, DeltaArgs, Exec, FlushArgs, Ids,
+    Input, List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, Site,
+    SlotsView, SnapshotArgs, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
 use super::plan::{StepPlan, warnings};
@@ -30,7 +31,7 @@ pub struct Slots {
     _cursors: Box<dyn Memory>,
     _counters: Box<dyn Memory>,
     context: Arc<Context>,
-    view: SlotsView,
+    pub(super) view: SlotsView,
     /// Of the pools that there are.
     pools: RwLock<Vec<Arc<PoolView>>>,
     free: Mutex<FreeList>,
@@ -40,9 +41,13 @@ pub struct Slots {
 pub struct Layers {
     // Before the slots handle, and with it the context.
     _memory: Vec<Box<dyn Memory>>,
+    /// Of components whose layers lie anywhere: their addresses.
+    tables: Mutex<Vec<Box<dyn Memory>>>,
     slots: Arc<Slots>,
     view: Arc<PoolView>,
     layouts: Vec<ComponentLayout>,
+    /// Components that were lent.
+    lent: Vec<Component>,
 }
 
 impl Context {
@@ -70,12 +75,16 @@ impl Context {
 }
 
 /// Memory that the caller lends for one component instead of letting the library allocate it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Lent {
     /// Which component.
     pub component: Component,
-    /// Layer 0 of slot 0.
+    /// Layer 0 of slot 0, without the offset.
     pub base: Address,
+    /// Or slot 0 of each layer, without the offset.
+    pub layer_bases: Option<Vec<Address>>,
+    /// Bytes from there to the component.
+    pub offset: i64,
     /// Bytes from layer to layer; 0 = all slots of a layer, densely.
     pub layer_stride: i64,
     /// Bytes from slot to slot; 0 = dense.
@@ -156,11 +165,11 @@ impl Slots {
         Ok(())
     }
 
-    fn backend(&self) -> &dyn Backend {
+    pub(super) fn backend(&self) -> &dyn Backend {
         self.context.backend.as_ref()
     }
 
-    fn pools(&self) -> RwLockReadGuard<'_, Vec<Arc<PoolView>>> {
+    pub(super) fn pools(&self) -> RwLockReadGuard<'_, Vec<Arc<PoolView>>> {
         self.pools.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -182,13 +191,14 @@ impl Slots {
     }
 
     /// Starts requests on slots and rings.
-    pub fn reset(&self, list: &List, args: &ResetArgs, exec: &Exec) -> Result<()> {
-        self.check_list(list)?;
+    pub fn reset(&self, lists: &PoolLists, args: &ResetArgs, exec: &Exec) -> Result<()> {
+        self.check_list(&lists.list)?;
         if args.convert && !args.keep_checkpoint {
             return Err(Error::invalid("reset_args.convert", 1, "0 unless keep_checkpoint is set"));
         }
         self.backend().check_exec(exec)?;
         let pools = self.pools();
+        check_named("list", lists, &pools)?;
         if let Some(pool) = pools.iter().find(|p| args.convert && !p.config.format.is_lossless()) {
             return Err(Error::invalid(
                 "reset_args.convert",
@@ -196,15 +206,61 @@ impl Slots {
                 format!("0, because pool {} has a 16-bit format: its slots are too small for a fp32 state", pool.index),
             ));
         }
-        self.backend().reset(&self.view, &pools, list, args, exec)
+        self.backend().reset(&self.view, &pools, lists, args, exec)
     }
 
     /// Takes back committed tokens.
-    pub fn rewind(&self, list: &List, n: Address, done: Option<Address>, exec: &Exec) -> Result<()> {
-        self.check_list(list)?;
+    pub fn rewind(&self, lists: &PoolLists, n: Address, done: Option<Address>, exec: &Exec) -> Result<()> {
+        self.check_list(&lists.list)?;
         self.backend().check_exec(exec)?;
         let pools = self.pools();
-        self.backend().rewind(&self.view, &pools, list, n, done, exec)
+        check_named("list", lists, &pools)?;
+        self.backend().rewind(&self.view, &pools, lists, n, done, exec)
+    }
+
+    /// Folds history into checkpoints, now or in a later step.
+    pub fn flush(&self, lists: &PoolLists, args: &FlushArgs, exec: &Exec) -> Result<()> {
+        self.check_list(&lists.list)?;
+        if args.later && args.position.is_none() {
+            return Err(Error::invalid("flush_args.position", "NULL", "an array, because later is set"));
+        }
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        check_named("list", lists, &pools)?;
+        self.backend().flush(&self.view, &pools, lists, args, exec)
+    }
+
+    /// Stores the states that rows of a committed batch have just reached.
+    pub fn snapshot(&self, batch: Batch, args: &SnapshotArgs, exec: &Exec) -> Result<()> {
+        let batch = batch.checked(&self.view.config)?;
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        if let Some(pool) = pools.iter().find(|pool| args.of(&batch, pool).is_none()) {
+            return Err(Error::invalid(
+                "snapshot_args.dst",
+                "absent (data is NULL)",
+                format!("ids, because pool {} is not named in snapshot_args.pools", pool.index),
+            ));
+        }
+        self.backend().snapshot(&self.view, &pools, &batch, args, exec)
+    }
+
+    /// Copies slots and rings.
+    pub fn copy(&self, from: &PoolLists, to: &PoolLists, args: &CopyArgs, exec: &Exec) -> Result<()> {
+        self.check_list(&from.list)?;
+        if (from.list.n, from.list.place) != (to.list.n, to.list.place) {
+            return Err(Error::invalid(
+                "dst",
+                format!("a list of {} at place {:?}", to.list.n, to.list.place),
+                format!("{} entries at place {:?}, as src has", from.list.n, from.list.place),
+            ));
+        }
+        args.check()?;
+        self.backend().check_exec(exec)?;
+        let pools = self.pools();
+        check_named("src", from, &pools)?;
+        check_named("dst", to, &pools)?;
+        self.backend().copy(&self.view, &pools, from, to, args, exec)
     }
 
     /// Copies ring states to memory of the caller.
@@ -271,7 +327,31 @@ impl Slots {
     }
 }
 
+/// A list without slots of its own is one of pools that all have theirs.
+fn check_named(field: &'static str, lists: &PoolLists, pools: &[Arc<PoolView>]) -> Result<()> {
+    let without = |pool: &&Arc<PoolView>| lists.named.of(pool.index).is_none();
+    match pools.iter().find(without) {
+        Some(pool) if lists.all_named => Err(Error::invalid(
+            format!("{field}.slots"),
+            "absent (data is NULL)",
+            format!("ids, because pool {} is not named in {field}.pools", pool.index),
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl Layers {
+    /// Adds this pool to those that have slot ids of their own.
+    pub fn name_in(&self, named: &mut Named, slots: &Slots, field: &'static str, i: usize, ids: Ids) -> Result<()> {
+        if !std::ptr::eq(self.slots.as_ref(), slots) {
+            return Err(Error::invalid(format!("{field}[{i}]"), "a pool of another slots handle", "one of this"));
+        }
+        if !named.add(self.view.index, ids) {
+            return Err(Error::invalid(format!("{field}[{i}]"), "a pool that is named before", "each pool once"));
+        }
+        Ok(())
+    }
+
     /// Allocates a pool's memory, or takes what is lent. Owned memory is zero: an empty state at position 0.
     pub fn create(slots: Arc<Slots>, config: PoolConfig, lent: &[Lent]) -> Result<Arc<Self>> {
         let layouts = components(&slots.view.config, &config)?;
@@ -279,41 +359,23 @@ impl Layers {
         let mut memory = Vec::new();
         let mut owned = 0;
         let mut views = Vec::new();
-        for (i, l) in lent.iter().enumerate() {
-            if !layouts.iter().any(|layout| layout.component == l.component) {
-                return Err(Error::invalid(
-                    format!("lent[{i}].kind"),
-                    format!("{:?}", l.component),
-                    "a component of this family",
-                ));
-            }
-            if lent.iter().take(i).any(|other| other.component == l.component) {
-                return Err(Error::invalid(format!("lent[{i}].kind"), format!("{:?}", l.component), "each kind once"));
-            }
-        }
-        for layout in &layouts {
-            let n = if layout.per_ring { slots.view.config.n_rings } else { slots.view.config.n_slots };
+        let mut tables = Vec::new();
+        let sites = lent_sites(&slots.view.config, &config, &layouts, lent)?;
+        for (layout, site) in layouts.iter().zip(sites) {
             let total = layout.total(&slots.view.config, &config)?;
-            let dense_layer = layout.stride as i64 * i64::from(n);
-            let found = lent.iter().enumerate().find(|(_, l)| l.component == layout.component);
-            views.push(match found {
-                Some((i, l)) => lent_view(i, l, layout, i64::from(n), config.n_layers as i64)?,
+            let guarded = site.is_none() && slots.view.config.checks;
+            let site = match site {
+                Some(site) => site,
                 None => {
                     let block = slots.backend().allocate("a pool", total)?;
-                    let base = block.address();
+                    let site = layout.site(&slots.view.config, &config, block.address());
                     memory.push(block);
                     owned += total;
-                    ComponentView {
-                        component: layout.component,
-                        base,
-                        layer_stride: dense_layer,
-                        stride: layout.stride as i64,
-                        bytes: layout.bytes as i64,
-                        per_ring: layout.per_ring,
-                        guarded: slots.view.config.checks,
-                    }
+                    site
                 }
-            });
+            };
+            let table = table_of(slots.backend(), &site, &mut tables)?;
+            views.push(ComponentView::new(layout, &site, table, guarded));
         }
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
@@ -323,7 +385,9 @@ impl Layers {
         }
         pools.push(view.clone());
         drop(pools);
-        let layers = Arc::new(Layers { slots, view, layouts, _memory: memory });
+        let tables = Mutex::new(tables);
+        let kinds = lent.iter().map(|l| l.component).collect();
+        let layers = Arc::new(Layers { slots, view, layouts, lent: kinds, tables, _memory: memory });
         layers.log_created(owned, lent.len());
         Ok(layers)
     }
@@ -360,6 +424,37 @@ impl Layers {
     /// Size and place of every component.
     pub fn components(&self) -> impl ExactSizeIterator<Item = (&ComponentLayout, &ComponentView)> {
         self.layouts.iter().zip(&self.view.components)
+    }
+
+    /// Layers of the pool.
+    pub fn n_layers(&self) -> usize {
+        self.view.config.n_layers
+    }
+
+    /// Takes lent components from where they are now. All or none. Nothing may be using the pool.
+    pub fn rebind(&self, lent: &[Lent]) -> Result<()> {
+        let sites = lent_sites(&self.slots.view.config, &self.view.config, &self.layouts, lent)?;
+        if let Some((i, l)) = lent.iter().enumerate().find(|(_, l)| !self.lent.contains(&l.component)) {
+            let value = format!("{:?}", l.component);
+            return Err(Error::invalid(format!("lent[{i}].kind"), value, "a component that was lent at create"));
+        }
+        if let Some(missing) = self.lent.iter().find(|component| !lent.iter().any(|l| l.component == **component)) {
+            let expected =
+                format!("all {} components that were lent at create: {missing:?} is missing", self.lent.len());
+            return Err(Error::invalid("n_lent", lent.len(), expected));
+        }
+        let mut tables = Vec::new();
+        let mut moves = Vec::new();
+        for (view, site) in self.view.components.iter().zip(&sites) {
+            if let Some(site) = site {
+                moves.push((view, site, table_of(self.slots.backend(), site, &mut tables)?));
+            }
+        }
+        for (view, site, table) in moves {
+            view.move_to(site, table);
+        }
+        let _old = std::mem::replace(&mut *lock(&self.tables), tables);
+        Ok(())
     }
 
     fn check_layer(&self, layer: i64) -> Result<()> {
@@ -461,43 +556,112 @@ impl Drop for Layers {
     }
 }
 
-/// Strides of a lent component, checked against what the layout needs.
-fn lent_view(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: i64) -> Result<ComponentView> {
+/// Where each component of a pool is lent, checked; none for those that the library is to own.
+fn lent_sites(
+    slots: &SlotsConfig,
+    pool: &PoolConfig,
+    layouts: &[ComponentLayout],
+    lent: &[Lent],
+) -> Result<Vec<Option<Site>>> {
+    for (i, l) in lent.iter().enumerate() {
+        let refused = |expected| Err(Error::invalid(format!("lent[{i}].kind"), format!("{:?}", l.component), expected));
+        if !layouts.iter().any(|layout| layout.component == l.component) {
+            return refused("a component of this family");
+        }
+        if lent.iter().take(i).any(|other| other.component == l.component) {
+            return refused("each kind once");
+        }
+    }
+    let site = |layout: &ComponentLayout| {
+        let (i, l) = lent.iter().enumerate().find(|(_, l)| l.component == layout.component)?;
+        let n = if layout.per_ring { slots.n_rings } else { slots.n_slots };
+        Some(lent_site(i, l, layout, n.into(), pool.n_layers))
+    };
+    layouts.iter().map(|layout| site(layout).transpose()).collect()
+}
+
+/// Bases and strides of a lent component, checked against what the layout needs.
+fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usize) -> Result<Site> {
     let bytes = layout.bytes as i64;
-    let alignment = if layout.component == Component::Tags { 8 } else { 16 };
+    let layers = n_layers as i64;
+    let alignment = if matches!(layout.component, Component::Tags | Component::WindowTags) { 8 } else { 16 };
+    let name = |field: &str| format!("lent[{i}].{field}");
     let stride = if l.slot_stride == 0 { layout.bytes.next_multiple_of(16) as i64 } else { l.slot_stride };
-    let dense_layer = stride.checked_mul(n).ok_or_else(|| {
-        Error::invalid(format!("lent[{i}].slot_stride_bytes"), stride, "a stride that fits an address space")
-    })?;
+    let dense_layer = stride
+        .checked_mul(n)
+        .ok_or_else(|| Error::invalid(name("slot_stride_bytes"), stride, "a stride that fits an address space"))?;
+    if l.layer_bases.is_some() && l.layer_stride != 0 {
+        return Err(Error::invalid(name("layer_stride_bytes"), l.layer_stride, "0 with layer_bases"));
+    }
     let layer_stride = if l.layer_stride == 0 { dense_layer } else { l.layer_stride };
-    for (name, stride, extent) in [("slot_stride_bytes", stride, n), ("layer_stride_bytes", layer_stride, n_layers)] {
+    for (field, stride, extent) in [("slot_stride_bytes", stride, n), ("layer_stride_bytes", layer_stride, layers)] {
         let reach = stride.checked_mul(extent);
         if stride % alignment != 0 || reach.is_none() || (extent > 1 && stride < bytes) {
             return Err(Error::invalid(
-                format!("lent[{i}].{name}"),
+                name(field),
                 stride,
                 format!("a multiple of {alignment} of at least {bytes} bytes"),
             ));
         }
     }
-    let slots_inside = n_layers == 1 || n == 1 || layer_stride >= dense_layer;
-    let layers_inside = layer_stride.checked_mul(n_layers).is_some_and(|all| stride >= all);
+    if l.offset < 0 {
+        return Err(Error::invalid(name("offset_bytes"), l.offset, "0 or more"));
+    }
+    let place = |field: &str, base: Address| {
+        let sum =
+            base.0.checked_add(l.offset as usize).filter(|sum| base.0 != 0 && sum.is_multiple_of(alignment as usize));
+        let plus = if l.offset == 0 { String::new() } else { format!(" once offset_bytes, {}, is added", l.offset) };
+        sum.map(Address).ok_or_else(|| {
+            Error::invalid(
+                name(field),
+                format!("{:#x}", base.0),
+                format!("an address aligned to {alignment} bytes{plus}"),
+            )
+        })
+    };
+    if let Some(bases) = &l.layer_bases {
+        if l.base.0 != 0 {
+            return Err(Error::invalid(name("base"), format!("{:#x}", l.base.0), "NULL with layer_bases"));
+        }
+        let bases: Vec<Address> = bases
+            .iter()
+            .enumerate()
+            .map(|(k, &base)| place(&format!("layer_bases[{k}]"), base))
+            .collect::<Result<_>>()?;
+        let mut sorted: Vec<usize> = bases.iter().map(|base| base.0).collect();
+        sorted.sort_unstable();
+        if let Some(near) = sorted.windows(2).find(|pair| pair[1] - pair[0] < bytes as usize) {
+            return Err(Error::invalid(
+                name("layer_bases"),
+                format!("with {:#x} and {:#x}", near[0], near[1]),
+                format!("layers at least {bytes} bytes apart"),
+            ));
+        }
+        return Ok(Site { bases, layer_stride: None, stride });
+    }
+    let slots_inside = layers == 1 || n == 1 || layer_stride >= dense_layer;
+    let layers_inside = layer_stride.checked_mul(layers).is_some_and(|all| stride >= all);
     if !slots_inside && !layers_inside {
         return Err(Error::invalid(
-            format!("lent[{i}].layer_stride_bytes"),
+            name("layer_stride_bytes"),
             layer_stride,
             format!("at least {dense_layer} (all slots of a layer), or slot_stride_bytes of all layers of a slot"),
         ));
     }
-    if l.base.0 == 0 || !l.base.0.is_multiple_of(alignment as usize) {
-        return Err(Error::invalid(
-            format!("lent[{i}].base"),
-            format!("{:#x}", l.base.0),
-            format!("an address aligned to {alignment} bytes"),
-        ));
+    Ok(Site::strided(place("base", l.base)?, layer_stride, n_layers, stride))
+}
+
+/// The addresses of a site's layers in the backend's memory; address 0 where layers are at equal distances.
+fn table_of(backend: &dyn Backend, site: &Site, tables: &mut Vec<Box<dyn Memory>>) -> Result<Address> {
+    if site.layer_stride.is_some() {
+        return Ok(Address(0));
     }
-    let (component, per_ring) = (layout.component, layout.per_ring);
-    Ok(ComponentView { component, base: l.base, layer_stride, stride, bytes, per_ring, guarded: false })
+    let bytes: Vec<u8> = site.bases.iter().flat_map(|base| (base.0 as u64).to_ne_bytes()).collect();
+    let table = backend.allocate("the addresses of a pool's layers", bytes.len() as u64)?;
+    let at = table.address();
+    backend.write(at, &bytes)?;
+    tables.push(table);
+    Ok(at)
 }
 
 impl PoolView {

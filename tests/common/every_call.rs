@@ -25,6 +25,11 @@ pub struct EveryCall {
     steps: Vec<Call>,
     extend: Call,
     ids: Vec<i64>,
+    /// Slots (and rings) behind those of the rows: as many, and as many again.
+    spare: Vec<i64>,
+    third: Vec<i64>,
+    /// Where all of it ends.
+    ends: Vec<i64>,
     state: Vec<u32>,
     window: Vec<u32>,
     cursors: Vec<replayssm_cursor>,
@@ -74,6 +79,9 @@ impl EveryCall {
             channels,
             weight: zeros(REPLAYSSM_F32, channels * CONV_WIDTH as usize),
             ids: (0..rows as i64).collect(),
+            spare: (rows as i64..2 * rows as i64).collect(),
+            third: (2 * rows as i64..3 * rows as i64).collect(),
+            ends: vec![100 + (steps.len() + extend) as i64; rows],
             state: vec![0; rows * element],
             window: vec![0; rows * channels * CONV_WIDTH as usize],
             // SAFETY: a cursor is plain data.
@@ -96,6 +104,15 @@ impl EveryCall {
             desc!(replayssm_list { n: n, place: REPLAYSSM_HOST, slots: ids64(&self.ids), rings: ids64(&self.ids) });
         let state = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: self.state.as_mut_ptr().cast() });
         let window = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: self.window.as_mut_ptr().cast() });
+        let list_of =
+            |ids: &[i64]| desc!(replayssm_list { n: n, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) });
+        let (spare, third) = (list_of(&self.spare), list_of(&self.third));
+        let snapshot = desc!(replayssm_snapshot_args { at: self.ends.as_ptr(), dst: ids64(&self.spare) });
+        let [fork, moved, swap, store, load, stored] = [0, 1, 2, 3, 4, 5].map(|kind| {
+            let is_load = kind == REPLAYSSM_COPY_LOAD;
+            desc!(replayssm_copy_args { kind: kind, position: if is_load { self.ends.as_ptr() } else { null() } })
+        });
+        let later = desc!(replayssm_flush_args { later: 1, position: self.ends.as_ptr() });
         let convert = desc!(replayssm_reset_args { keep_checkpoint: 1, convert: 1 });
         // SAFETY: everything belongs to this object and lives until the calls return.
         unsafe {
@@ -119,6 +136,19 @@ impl EveryCall {
         // SAFETY: as above.
         unsafe {
             ok(replayssm_commit(slots, &self.extend.batch.desc(), null(), null()));
+            ok(replayssm_snapshot(slots, &self.extend.batch.desc(), &snapshot, null()));
+            for (from, to, args) in [
+                (&list, &spare, &store),
+                (&spare, &third, &stored),
+                (&list, &spare, &fork),
+                (&list, &spare, &swap),
+                (&third, &spare, &load),
+                (&spare, &third, &moved),
+            ] {
+                ok(replayssm_copy(slots, from, to, args, null()));
+            }
+            ok(replayssm_flush(slots, &spare, null(), null()));
+            ok(replayssm_flush(slots, &spare, &later, null()));
             ok(replayssm_export(pool, &list, null(), &state, null()));
             ok(replayssm_rewind(slots, &list, self.one.as_ptr(), self.done.as_mut_ptr(), null()));
             ok(replayssm_rewind(slots, &list, self.one.as_ptr(), null_mut(), null()));

@@ -6,6 +6,7 @@
 pub mod device;
 pub mod every_call;
 pub mod gpu;
+pub mod model;
 pub mod oracle;
 
 use std::ffi::{CStr, c_void};
@@ -342,34 +343,30 @@ impl Rig {
 
     /// On a backend; the library's sentence if it cannot be had.
     pub fn on_backend(backend: i32, spec: Spec) -> Result<Self, String> {
+        Self::lent_on(backend, spec, &[])
+    }
+
+    /// On the backend that the tests are for, with a part of its memory lent.
+    pub fn lent(spec: Spec, lent: &[replayssm_lent]) -> Self {
+        Self::lent_on(device::backend(), spec, lent).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn lent_on(backend: i32, spec: Spec, lent: &[replayssm_lent]) -> Result<Self, String> {
         let context = device::context(backend, spec.threads)?;
         let mut slots = null_mut();
-        let s = desc!(replayssm_slots_desc {
-            n_slots: spec.slots as i32,
-            n_rings: spec.rings as i32,
-            window: spec.window as i32,
-            max_step_tokens: spec.t_max as i32,
-            min_rewind: spec.keep as i32,
-            schedule: spec.schedule,
-            flags: if spec.checks { REPLAYSSM_SLOTS_CHECKS } else { 0 },
-        });
+        let s = Self::slots_desc(&spec);
         // SAFETY: the descriptor and the out-parameter are locals.
         ok(unsafe { replayssm_slots_create(context, &s, &mut slots) });
-        Ok(Self::on(backend, context, slots, spec))
+        Ok(Self::on_lent(backend, context, slots, spec, lent))
     }
 
     /// Another pool on this one's slots.
     pub fn beside(&self, spec: Spec) -> Self {
-        Self::on(self.backend, self.context, self.slots, spec)
+        Self::on_lent(self.backend, self.context, self.slots, spec, &[])
     }
 
-    fn on(backend: i32, context: *mut replayssm_context, slots: *mut replayssm_slots, mut spec: Spec) -> Self {
-        if backend == REPLAYSSM_BACKEND_CUDA {
-            (spec.threads, spec.parts) = (1, 1);
-        }
-        let mut rng = Rng(spec.seed ^ 0x5EED);
-        let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
-        let mut pool = null_mut();
+    /// A pool of a rig, as it is described.
+    pub fn pool_desc(spec: &Spec) -> replayssm_pool_desc {
         let mut p = desc!(replayssm_pool_desc {
             family: spec.family,
             n_layers: spec.layers as i32,
@@ -386,8 +383,38 @@ impl Rig {
         } else {
             (p.nheads, p.headdim, p.dstate, p.ngroups) = (heads, headdim, dstate, groups);
         }
-        // SAFETY: the descriptor and the out-parameter are locals.
-        ok(unsafe { replayssm_layers_create(slots, &p, null(), 0, &mut pool) });
+        p
+    }
+
+    /// The slots handle of a rig, as it is described.
+    pub fn slots_desc(spec: &Spec) -> replayssm_slots_desc {
+        desc!(replayssm_slots_desc {
+            n_slots: spec.slots as i32,
+            n_rings: spec.rings as i32,
+            window: spec.window as i32,
+            max_step_tokens: spec.t_max as i32,
+            min_rewind: spec.keep as i32,
+            schedule: spec.schedule,
+            flags: if spec.checks { REPLAYSSM_SLOTS_CHECKS } else { 0 },
+        })
+    }
+
+    fn on_lent(
+        backend: i32,
+        context: *mut replayssm_context,
+        slots: *mut replayssm_slots,
+        mut spec: Spec,
+        lent: &[replayssm_lent],
+    ) -> Self {
+        if backend == REPLAYSSM_BACKEND_CUDA {
+            (spec.threads, spec.parts) = (1, 1);
+        }
+        let mut rng = Rng(spec.seed ^ 0x5EED);
+        let params = (0..spec.layers).map(|_| Params::random(&spec, &mut rng)).collect();
+        let mut pool = null_mut();
+        let p = Self::pool_desc(&spec);
+        // SAFETY: descriptors and the out-parameter are locals.
+        ok(unsafe { replayssm_layers_create(slots, &p, lent.as_ptr(), lent.len() as i32, &mut pool) });
         let rig = Rig { backend, spec, params, context, slots, pool };
         rig.poison_rings();
         rig
@@ -403,6 +430,12 @@ impl Rig {
                 }
             }
         }
+    }
+
+    /// Takes lent memory from elsewhere.
+    pub fn rebind(&self, lent: &[replayssm_lent]) -> i32 {
+        // SAFETY: everything lives until the call returns.
+        unsafe { replayssm_layers_rebind(self.pool, lent.as_ptr(), lent.len() as i32) }
     }
 
     pub fn components(&self) -> Vec<replayssm_component> {
@@ -506,6 +539,37 @@ impl Rig {
         ok(unsafe { replayssm_reset(self.slots, &list, &args, null()) });
     }
 
+    pub fn reset_with_seed(&self, slot: usize, position: i64, seed: u64) {
+        let list = OneList::new(slot as i64, slot as i64);
+        let (position, seed) = ([position], [seed]);
+        let args = desc!(replayssm_reset_args { position: position.as_ptr(), seed: seed.as_ptr() });
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_reset(self.slots, &list.desc(), &args, null()) });
+    }
+
+    /// The state of a checkpoint without a ring that stands at a position, read from its bytes: of fp32 formats.
+    pub fn stored(&self, layer: usize, slot: usize) -> Vec<u32> {
+        let s = &self.spec;
+        let bytes = self.part(REPLAYSSM_COMPONENT_CHECKPOINT, layer, slot);
+        if s.format == REPLAYSSM_FORMAT_F32 {
+            return bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        }
+        let n = s.headdim * s.dstate;
+        let words: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+        let heads = words.chunks(2 * n);
+        let join = |head: &[u16], i: usize| (u32::from(head[i]) << 16).wrapping_add(head[n + i] as i16 as u32);
+        heads.flat_map(|head| (0..n).map(|i| join(head, i)).collect::<Vec<_>>()).collect()
+    }
+
+    /// Fills a slot's (or ring's) part of every component with a byte.
+    pub fn fill_part(&self, index: usize, per_ring: bool, byte: u8) {
+        for c in self.components().iter().filter(|c| (c.per_ring == 1) == per_ring) {
+            for layer in 0..self.spec.layers {
+                fill(address(c, layer, index), byte, c.bytes as usize);
+            }
+        }
+    }
+
     pub fn import(&self, layer: usize, slot: usize, ring: usize, position: Option<i64>, state: &[u32]) {
         let state = state.to_vec();
         let (slot, ring) = ([slot as i64], [ring as i64]);
@@ -518,6 +582,125 @@ impl Rig {
         let at = position.map(|at| [at]);
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_import(self.pool, &list, at.as_ref().map_or(null(), |at| at.as_ptr()), &src, null()) });
+    }
+
+    /// A slot with its ring, in all pools of the slots handle.
+    pub fn save(&self, kind: i32, slot: usize, ring: usize) -> Vec<u8> {
+        let mut bytes = 0;
+        // SAFETY: the out-parameter is a local.
+        ok(unsafe { replayssm_save_bytes(self.slots, kind, &mut bytes) });
+        let mut blob = vec![0xAA; bytes as usize + 5];
+        assert_eq!(self.try_save(kind, slot, ring, &mut blob), REPLAYSSM_OK, "{}", message());
+        assert!(blob[bytes as usize..].iter().all(|&byte| byte == 0xAA), "written behind the blob");
+        blob.truncate(bytes as usize);
+        blob
+    }
+
+    pub fn try_save(&self, kind: i32, slot: usize, ring: usize, blob: &mut [u8]) -> i32 {
+        let (slot, ring) = ([slot as i64], [ring as i64]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        // SAFETY: everything lives until the call returns.
+        unsafe { replayssm_save(self.slots, &list, kind, blob.as_mut_ptr().cast(), blob.len() as u64, null()) }
+    }
+
+    pub fn restore(&self, slot: usize, ring: usize, blob: &[u8]) -> i32 {
+        let (slot, ring) = ([slot as i64], [ring as i64]);
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        // SAFETY: everything lives until the call returns.
+        unsafe { replayssm_restore(self.slots, &list, blob.as_ptr().cast(), blob.len() as u64, null(), null()) }
+    }
+
+    /// Folds history now, all of it or up to a position.
+    pub fn flush(&self, slot: usize, ring: usize, position: Option<i64>) {
+        self.flush_args(slot, ring, position, false);
+    }
+
+    /// Tells later steps to fold.
+    pub fn flush_later(&self, slot: usize, ring: usize, position: i64) {
+        self.flush_args(slot, ring, Some(position), true);
+    }
+
+    fn flush_args(&self, slot: usize, ring: usize, position: Option<i64>, later: bool) {
+        let list = OneList::new(slot as i64, ring as i64);
+        let position = position.map(Box::new);
+        let position = position.as_ref().map_or(null(), |at| &raw const **at);
+        let args = desc!(replayssm_flush_args { later: later.into(), position: position });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_flush(self.slots, &list.desc(), &args, exec) });
+    }
+
+    /// Copies a slot and ring (or what the kind has of them) to another.
+    pub fn copy(&self, kind: i32, from: (usize, usize), to: (usize, usize), position: Option<i64>) {
+        let (from, to) = (OneList::new(from.0 as i64, from.1 as i64), OneList::new(to.0 as i64, to.1 as i64));
+        let position = position.map(Box::new);
+        let position = position.as_ref().map_or(null(), |at| &raw const **at);
+        let args = desc!(replayssm_copy_args { kind: kind, position: position });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &from.desc(), &to.desc(), &args, exec) });
+    }
+
+    /// Copies between slots and rings of the same numbers, by lists.
+    pub fn copy_lists(
+        &self,
+        kind: i32,
+        from: &[i64],
+        to: &[i64],
+        position: Option<&[i64]>,
+        generation: Option<&[u32]>,
+    ) {
+        let list = |ids: &[i64]| {
+            desc!(replayssm_list { n: ids.len() as i32, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) })
+        };
+        let args = desc!(replayssm_copy_args {
+            kind: kind,
+            position: position.map_or(null(), <[i64]>::as_ptr),
+            generation: generation.map_or(null(), <[u32]>::as_ptr),
+        });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &list(from), &list(to), &args, exec) });
+    }
+
+    pub fn copy_of_lists(&self, kind: i32, from: &PoolList, to: &PoolList) {
+        let args = desc!(replayssm_copy_args { kind: kind });
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &from.desc(), &to.desc(), &args, exec) });
+    }
+
+    pub fn reset_list(&self, list: &PoolList) {
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_reset(self.slots, &list.desc(), null(), exec) });
+    }
+
+    pub fn flush_list(&self, list: &PoolList) {
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_flush(self.slots, &list.desc(), null(), exec) });
+    }
+
+    /// Whether the tokens could be taken back.
+    pub fn rewind_list(&self, list: &PoolList, n: i32) -> bool {
+        let (n, mut done) = (heap([n]), heap([-1]));
+        // SAFETY: everything lives until the call returns.
+        ok(unsafe { replayssm_rewind(self.slots, &list.desc(), n.as_ptr(), done.as_mut_ptr(), null()) });
+        done[0] == 1
+    }
+
+    /// Behind a commit of these rows: states at the given positions go to the given slots.
+    pub fn snapshot(&self, rows: &[Row], extend: bool, generation: Option<&[u32]>, at: &[i64], dst: &[i64]) {
+        let batch = BatchData::new(self, rows, extend, 0);
+        let (at, dst, generation) = (at.to_vec(), dst.to_vec(), generation.map(<[u32]>::to_vec));
+        let args = desc!(replayssm_snapshot_args { at: at.as_ptr(), dst: ids64(&dst) });
+        let generation = generation.as_ref().map_or(null(), |g| g.as_ptr());
+        let batch = replayssm_batch { generation, ..batch.desc() };
+        // SAFETY: everything lives until the call returns.
+        self.in_parts(|exec| unsafe { replayssm_snapshot(self.slots, &batch, &args, exec) });
+    }
+
+    /// Bytes of all components of a slot (or a ring) in all layers.
+    pub fn bytes_of(&self, index: usize, per_ring: bool) -> Vec<u8> {
+        let of_kind = self.components().into_iter().filter(|c| (c.per_ring == 1) == per_ring);
+        of_kind
+            .flat_map(|c| (0..self.spec.layers).flat_map(move |l| peek(address(&c, l, index), c.bytes as usize)))
+            .collect()
     }
 
     /// Whether the tokens could be taken back.
@@ -557,9 +740,52 @@ impl Rig {
     }
 }
 
+/// A host list of one entry.
+struct OneList([i64; 1], [i64; 1]);
+
+impl OneList {
+    fn new(slot: i64, ring: i64) -> Self {
+        OneList([slot], [ring])
+    }
+
+    fn desc(&self) -> replayssm_list {
+        desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&self.0), rings: ids64(&self.1) })
+    }
+}
+
+/// A list of one ring, and of a slot in each of the pools.
+pub struct PoolList {
+    place: i32,
+    pools: Vec<*const replayssm_layers>,
+    slots: Vec<Vec<i64>>,
+    ring: Vec<i64>,
+    ids: Vec<replayssm_ids>,
+}
+
+impl PoolList {
+    pub fn new(place: i32, pools: &[(*mut replayssm_layers, i64)], ring: i64) -> Self {
+        let slots: Vec<Vec<i64>> = pools.iter().map(|&(_, slot)| vec![slot]).collect();
+        let ids = slots.iter().map(|slot| ids64(slot)).collect();
+        PoolList { place, pools: pools.iter().map(|p| p.0.cast_const()).collect(), slots, ring: vec![ring], ids }
+    }
+
+    pub fn desc(&self) -> replayssm_list {
+        desc!(replayssm_list {
+            n: 1,
+            place: self.place,
+            rings: ids64(&self.ring),
+            n_pools: self.slots.len() as i32,
+            pools: self.pools.as_ptr(),
+            pool_slots: self.ids.as_ptr(),
+        })
+    }
+}
+
 /// Where a component's part of a layer and a slot (or ring) begins.
 pub fn address(c: &replayssm_component, layer: usize, index: usize) -> usize {
-    (c.base as i64 + layer as i64 * c.layer_stride_bytes + index as i64 * c.slot_stride_bytes) as usize
+    // SAFETY: an array of the library's with an element for each layer.
+    let base = unsafe { c.layer_bases.add(layer).read() };
+    (base as i64 + index as i64 * c.slot_stride_bytes) as usize
 }
 
 pub fn components(pool: *const replayssm_layers) -> Vec<replayssm_component> {

@@ -830,6 +830,22 @@ impl Model {
         parts
     }
 
+    /// The cursor of a slot's ring, on the CPU.
+    pub fn cursor(&self, slot: usize) -> replayssm_cursor {
+        let (zero, ring) = ([0i64], [ring_of(slot) as i64]);
+        let list = desc!(replayssm_list {
+            n: 1,
+            place: REPLAYSSM_HOST,
+            slots: replayssm_ids { data: zero.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 },
+            rings: replayssm_ids { data: ring.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 },
+        });
+        // SAFETY: a cursor is plain data.
+        let mut cursor: replayssm_cursor = unsafe { std::mem::zeroed() };
+        // SAFETY: everything lives until the call returns.
+        accepted(unsafe { replayssm_read_cursors(self.handles.slots, &list, &mut cursor, null()) });
+        cursor
+    }
+
     pub fn report(&self, clear: bool) -> replayssm_report {
         let mut report = desc!(replayssm_report {});
         // SAFETY: the report is a local.
@@ -848,6 +864,66 @@ impl Model {
     pub fn sync(&self) {
         if let Some(gpu) = self.gpu {
             gpu.sync();
+        }
+    }
+}
+
+/// What a snapshot, a flush and copies behind a model step take.
+pub struct Copies {
+    at: Block,
+    dst: Block,
+    /// Slot and ring of the flushes, and of a copy's source and target.
+    flushed: [Block; 3],
+    from: [Block; 2],
+    to: [Block; 2],
+    stored: Block,
+}
+
+impl Copies {
+    pub fn new(gpu: Option<Gpu>) -> Self {
+        let block = |n: usize| Block::new(gpu, n * 8);
+        Copies {
+            at: block(ROWS),
+            dst: block(ROWS),
+            flushed: [block(2), block(2), block(2)],
+            from: [block(1), block(1)],
+            to: [block(1), block(1)],
+            stored: block(1),
+        }
+    }
+
+    /// at and dst of rows; slots to flush, with positions for later; source and target of a fork, and where the source is stored.
+    pub fn load(&self, at: &[i64], dst: &[i64], flushed: [i64; 2], later: [i64; 2], copied: [i64; 3]) {
+        let ring = |slot: i64| if slot < 0 { slot } else { ring_of(slot as usize) as i64 };
+        self.at.write(bytes(at));
+        self.dst.write(bytes(dst));
+        self.flushed[0].write(bytes(&flushed));
+        self.flushed[1].write(bytes(&flushed.map(ring)));
+        self.flushed[2].write(bytes(&later));
+        for (block, slot) in [(&self.from, copied[0]), (&self.to, copied[1])] {
+            block[0].write(bytes(&[slot]));
+            block[1].write(bytes(&[ring(slot)]));
+        }
+        self.stored.write(bytes(&copied[2..]));
+    }
+
+    pub fn enqueue(&self, model: &Model, stream: usize) {
+        let (slots, batch, exec) = (model.handles.slots, model.batch(), model.exec(stream, 0));
+        let snapshot =
+            desc!(replayssm_snapshot_args { at: self.at.part(0).cast(), dst: ids(&self.dst, REPLAYSSM_I64, 1) });
+        let [of_slots, of_rings, later] = &self.flushed;
+        let flushed = Model::list(2, of_slots, of_rings);
+        let later = desc!(replayssm_flush_args { later: 1, position: later.part(0).cast() });
+        let (from, to) = (Model::list(1, &self.from[0], &self.from[1]), Model::list(1, &self.to[0], &self.to[1]));
+        let stored = Model::list(1, &self.stored, &self.to[1]);
+        let store = desc!(replayssm_copy_args { kind: REPLAYSSM_COPY_STORE });
+        // SAFETY: everything lives until the work has run.
+        unsafe {
+            accepted(replayssm_snapshot(slots, &batch, &snapshot, &exec));
+            accepted(replayssm_copy(slots, &from, &to, null(), &exec));
+            accepted(replayssm_flush(slots, &flushed, null(), &exec));
+            accepted(replayssm_flush(slots, &flushed, &later, &exec));
+            accepted(replayssm_copy(slots, &from, &stored, &store, &exec));
         }
     }
 }

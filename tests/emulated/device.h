@@ -81,6 +81,9 @@ inline unsigned atomicExch(unsigned *at, unsigned value) {
   *at = value;
   return old;
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
 inline unsigned atomicCAS(unsigned *at, unsigned compare, unsigned value) {
   unsigned old = *at;
   if (old == compare) *at = value;

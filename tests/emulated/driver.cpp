@@ -56,12 +56,29 @@ enum {
   POINTER_MEMORY_TYPE = 2,
   TYPE_HOST = 1,
   TYPE_DEVICE = 2,
+  TYPE_UNIFIED = 4,
+  MOST_PITCH = 0x7FFFFFFF,
 };
 
 struct Config {
   unsigned blocks[3], threads[3], shared_bytes;
   void *stream, *attributes;
   unsigned n_attributes;
+};
+
+// CUDA_MEMCPY2D.
+struct Side {
+  size_t x, y;
+  int type;
+  void *host;
+  uintptr_t device;
+  void *array;
+  size_t pitch;
+};
+
+struct Copy2D {
+  Side from, to;
+  size_t bytes, rows;
 };
 
 struct Image {
@@ -96,6 +113,7 @@ typedef std::lock_guard<std::mutex> Lock;
 std::map<uintptr_t, Block> &blocks = *new std::map<uintptr_t, Block>;
 std::vector<Loaded *> &libraries = *new std::vector<Loaded *>;
 std::vector<void *> &streams = *new std::vector<void *>;
+std::map<uintptr_t, size_t> &registered = *new std::map<uintptr_t, size_t>;
 // The primary context of the only device.
 int context;
 thread_local std::vector<void *> stack;
@@ -142,8 +160,10 @@ bool guards_hold(uintptr_t at, const Block &block, const char *after) {
   return true;
 }
 
-// Copies and fills must lie within a block of the device.
+// Copies and fills must lie within a block of the device, or within memory that was registered.
 bool is_within(uintptr_t at, size_t bytes) {
+  for (const auto &part : registered)
+    if (at >= part.first && at + bytes <= part.first + part.second) return true;
   auto next = blocks.upper_bound(at);
   if (next == blocks.begin()) return false;
   auto block = std::prev(next);
@@ -342,8 +362,9 @@ EXPORT cuMemFreeHost(uintptr_t at) {
 }
 
 // All of the process's memory is visible to this device.
-EXPORT cuMemHostRegister_v2(void *, size_t, unsigned) {
+EXPORT cuMemHostRegister_v2(void *at, size_t bytes, unsigned) {
   IN_CONTEXT;
+  registered[(uintptr_t)at] = bytes;
   return SUCCESS;
 }
 
@@ -355,7 +376,9 @@ EXPORT cuMemHostGetDevicePointer_v2(uintptr_t *to, void *from, unsigned) {
 EXPORT cuPointerGetAttribute(void *to, int attribute, uintptr_t at) {
   IN_CONTEXT;
   if (attribute != POINTER_MEMORY_TYPE || !is_within(at, 1)) return INVALID_VALUE;
-  *(unsigned *)to = std::prev(blocks.upper_bound(at))->second.device ? TYPE_DEVICE : TYPE_HOST;
+  auto block = blocks.upper_bound(at);
+  bool device = block != blocks.begin() && at < (--block)->first + block->second.bytes && block->second.device;
+  *(unsigned *)to = device ? TYPE_DEVICE : TYPE_HOST;
   return SUCCESS;
 }
 
@@ -370,6 +393,20 @@ EXPORT cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t bytes, void *) { re
 EXPORT cuMemcpyHtoD_v2(uintptr_t to, void *from, size_t bytes) { return move(to, from, bytes, false); }
 
 EXPORT cuMemcpyHtoDAsync_v2(uintptr_t to, void *from, size_t bytes, void *) { return move(to, from, bytes, false); }
+
+EXPORT cuMemcpy2DAsync_v2(const Copy2D *copy, void *) {
+  const Side &from = copy->from, &to = copy->to;
+  bool to_host = to.type == TYPE_HOST;
+  const Side &host = to_host ? to : from, &device = to_host ? from : to;
+  if (host.type != TYPE_HOST || device.type != TYPE_UNIFIED || from.x || from.y || to.x || to.y) return INVALID_VALUE;
+  for (size_t pitch : {host.pitch, device.pitch})
+    if (pitch < copy->bytes || pitch > MOST_PITCH) return INVALID_VALUE;
+  for (size_t row = 0; row < copy->rows; row++) {
+    int result = move(device.device + row * device.pitch, (char *)host.host + row * host.pitch, copy->bytes, to_host);
+    if (result != SUCCESS) return result;
+  }
+  return SUCCESS;
+}
 
 // ---- Streams ----
 
@@ -400,6 +437,13 @@ EXPORT cuStreamGetCtx(void *stream, void **to) {
 
 EXPORT cuStreamSynchronize(void *stream) {
   IN_CONTEXT;
+  return is_stream(stream) ? SUCCESS : INVALID_HANDLE;
+}
+
+// Nothing can be captured here.
+EXPORT cuStreamIsCapturing(void *stream, int *status) {
+  IN_CONTEXT;
+  *status = 0;
   return is_stream(stream) ? SUCCESS : INVALID_HANDLE;
 }
 

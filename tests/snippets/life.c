@@ -1,4 +1,4 @@
-/* Snippets of docs/INTEGRATION.md: preemption, prefixes, late commits, faults. C11 and C++17. SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Snippets of docs/INTEGRATION.md: preemption, prefixes, forks, late commits, faults. C11 and C++17. SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "engine.h"
 
 static int32_t next_token = 5000;
@@ -102,6 +102,126 @@ static void prefixes(const engine *e) {
   expect_faults(e, REPLAYSSM_FAULT_POSITION);
 }
 
+/* Of a real cache: 512. */
+enum { BLOCK = 16 };
+
+/* Slots of checkpoints without a ring. */
+static void cached_prefixes(const engine *e) {
+  request r, s;
+  const int32_t cached = 6;
+  start(e, &r, 0, 0);
+  run(e, &r, 5);
+  const int32_t first = r.n;
+  while (r.n < (first / BLOCK + 1) * BLOCK) {
+    int32_t tokens[T_MAX];
+    const int32_t accepted = 3;
+    const int64_t before = r.n;
+    for (int t = 0; t < T_MAX; t++) tokens[t] = next_token++;
+    replayssm_batch batch = REPLAYSSM_INIT(replayssm_batch);
+    batch.n_rows = 1;
+    batch.tokens = T_MAX;
+    batch.slots = ids(&r.slot);
+    batch.rings = ids(&r.ring);
+    forward(e, &batch, tokens, T_MAX);
+    replayssm_commit_args commit = REPLAYSSM_INIT(replayssm_commit_args);
+    commit.counts = &accepted;
+    /* >>> snapshot */
+    check(replayssm_commit(e->slots, &batch, &commit, NULL));
+    const int64_t end = (before / BLOCK + 1) * BLOCK; /* the next end of a block of tokens; -1: nothing is wanted of a row */
+    replayssm_snapshot_args snapshot = REPLAYSSM_INIT(replayssm_snapshot_args);
+    snapshot.at = &end;           /* [n_rows] in the context's memory */
+    snapshot.dst = ids(&cached);  /* [n_rows]: a slot without a ring for each */
+    check(replayssm_snapshot(e->slots, &batch, &snapshot, NULL)); /* the state there, if this commit has reached it */
+    /* <<< snapshot */
+    append(&r, tokens, accepted);
+  }
+  /* Another request with the same beginning. */
+  const int64_t end = (first / BLOCK + 1) * BLOCK;
+  memset(&s, 0, sizeof s);
+  s.slot = 4, s.ring = 2, s.generation = 3;
+  /* >>> load */
+  replayssm_list from = REPLAYSSM_INIT(replayssm_list);
+  from.n = 1;
+  from.place = REPLAYSSM_HOST;
+  from.slots = ids(&cached); /* it stays as it is, for the next one */
+  const replayssm_list to = list_of(&s);
+  replayssm_copy_args load = REPLAYSSM_INIT(replayssm_copy_args);
+  load.kind = REPLAYSSM_COPY_LOAD;
+  load.position = &end; /* where it stands; anything else sets FAULT_POSITION */
+  load.generation = &s.generation;
+  check(replayssm_copy(e->slots, &from, &to, &load, NULL));
+  /* <<< load */
+  append(&s, r.tokens, (int32_t)end);
+  expect_plain(e, &s);
+  run(e, &s, 10);
+  expect_plain(e, &s);
+  expect_plain(e, &r);
+}
+
+/* A request that has to make room for another one: its state waits in a slot, and its ring serves the other. */
+static void parking_by_copy(const engine *e) {
+  request r, other;
+  const int32_t parked = 5;
+  start(e, &r, 2, 1);
+  run(e, &r, 15);
+  const replayssm_list live = list_of(&r);
+  /* >>> store */
+  replayssm_list slot = REPLAYSSM_INIT(replayssm_list);
+  slot.n = 1;
+  slot.place = REPLAYSSM_HOST;
+  slot.slots = ids(&parked);
+  replayssm_copy_args store = REPLAYSSM_INIT(replayssm_copy_args);
+  store.kind = REPLAYSSM_COPY_STORE; /* all committed tokens, folded; later LOAD, with the position */
+  check(replayssm_copy(e->slots, &live, &slot, &store, NULL));
+  /* <<< store */
+  start(e, &other, 2, 1);
+  run(e, &other, 9);
+  const int64_t position = r.n;
+  r.slot = 3, r.ring = 0;
+  const replayssm_list back = list_of(&r);
+  replayssm_copy_args load = REPLAYSSM_INIT(replayssm_copy_args);
+  load.kind = REPLAYSSM_COPY_LOAD;
+  load.position = &position;
+  check(replayssm_copy(e->slots, &slot, &back, &load, NULL));
+  run(e, &r, 12);
+  expect_plain(e, &r);
+  expect_plain(e, &other);
+}
+
+/* One prompt, several continuations. */
+static void forks(const engine *e) {
+  request r, beams[2];
+  start(e, &r, 0, 0);
+  run(e, &r, 13);
+  beams[0] = beams[1] = r;
+  beams[0].slot = 1, beams[0].ring = 1;
+  beams[1].slot = 5, beams[1].ring = 2;
+  /* >>> fork */
+  const int32_t sources[2] = {r.slot, r.slot}, of_sources[2] = {r.ring, r.ring};
+  const int32_t targets[2] = {beams[0].slot, beams[1].slot}, of_targets[2] = {beams[0].ring, beams[1].ring};
+  replayssm_list from = REPLAYSSM_INIT(replayssm_list);
+  from.n = 2;
+  from.place = REPLAYSSM_HOST;
+  from.slots = ids(sources), from.rings = ids(of_sources);
+  replayssm_list to = from;
+  to.slots = ids(targets), to.rings = ids(of_targets);
+  check(replayssm_copy(e->slots, &from, &to, NULL, NULL)); /* NULL: a fork; the source goes on too */
+  /* <<< fork */
+  run(e, &beams[0], 9);
+  run(e, &r, 7);
+  run(e, &beams[1], 8);
+  expect_plain(e, &r);
+  expect_plain(e, &beams[0]);
+  expect_plain(e, &beams[1]);
+  /* Folds: what the next steps would have to do. */
+  const replayssm_list list = list_of(&r);
+  /* >>> flush */
+  check(replayssm_flush(e->slots, &list, NULL, NULL)); /* all but min_rewind tokens, in all layers */
+  /* <<< flush */
+  run(e, &r, 5);
+  expect_plain(e, &r);
+}
+
 static void late_commits(const engine *e) {
   request r, newcomer;
   int32_t tokens[4] = {21, 22, 23, 24};
@@ -189,6 +309,9 @@ int main(void) {
   preemption(&e);
   parking(&e);
   prefixes(&e);
+  cached_prefixes(&e);
+  parking_by_copy(&e);
+  forks(&e);
   late_commits(&e);
   free_list(&e);
   faults(&e);

@@ -44,8 +44,33 @@ int main(void) {
     for (int64_t i = N_LAYERS * state_bytes; i < page_bytes; i++) REQUIRE(page[i] == 0xFF);
   }
 
+  /* The engine defragments: its pages move, and each layer gets an allocation of its own. */
+  void *layer_pages[N_LAYERS];
+  for (int layer = 0; layer < N_LAYERS; layer++) {
+    REQUIRE(posix_memalign(&layer_pages[layer], 128, (size_t)(N_SLOTS * page_bytes)) == 0);
+    memset(layer_pages[layer], 0xFF, (size_t)(N_SLOTS * page_bytes));
+    for (int slot = 0; slot < N_SLOTS; slot++)
+      memcpy((char *)layer_pages[layer] + slot * page_bytes + 256, (char *)pages + slot * page_bytes + layer * state_bytes,
+             (size_t)state_bytes);
+  }
+  memset(pages, 0xFF, (size_t)(N_SLOTS * page_bytes));
+  /* >>> rebind */
+  replayssm_lent moved = REPLAYSSM_INIT(replayssm_lent);
+  moved.kind = REPLAYSSM_COMPONENT_CHECKPOINT; /* the kinds that were lent at create, all of them */
+  moved.layer_bases = layer_pages;             /* layers that were allocated one by one, at any distances */
+  moved.offset_bytes = 256;                    /* what else a page holds in front */
+  moved.slot_stride_bytes = page_bytes;
+  check(replayssm_layers_rebind(e.mamba, &moved, 1)); /* nothing may be running on the pool; captured graphs are void */
+  /* <<< rebind */
+  for (int i = 0; i < 20; i++) {
+    for (int t = 0; t < T_MAX; t++) tokens[t] = 7777 + 100 * i + t;
+    decode(&e, &r, tokens, T_MAX, 1 + i % T_MAX);
+  }
+  expect_plain(&e, &r);
+
   expect_faults(&e, 0);
   destroy(&e); /* before the pages go */
+  for (int layer = 0; layer < N_LAYERS; layer++) free(layer_pages[layer]);
   free(pages);
   puts("memory: ok");
   return 0;

@@ -63,6 +63,44 @@ impl<'a> ConvRing<'a> {
     }
 }
 
+/// Tag of a slot that holds no window.
+pub(super) const NO_WINDOW: i64 = -1;
+
+/// The window of a checkpoint without a ring: of one layer and slot.
+#[derive(Clone, Copy)]
+pub(super) struct StoredWindow {
+    channels: usize,
+    io: usize,
+    data: Address,
+    tags: Address,
+}
+
+impl StoredWindow {
+    pub(super) fn new(pool: &PoolView, dims: &ConvDims, layer: i64, slot: i64) -> Self {
+        StoredWindow {
+            channels: dims.channels,
+            io: pool.config.io.size(),
+            data: pool.part(Component::Window, layer, slot),
+            tags: pool.part(Component::WindowTags, layer, slot),
+        }
+    }
+
+    /// Address of a channel of tap `tap`, of which 0 is the oldest.
+    pub(super) fn at(&self, tap: usize, channel: usize) -> Address {
+        self.data.offset(((tap * self.channels + channel) * self.io) as i64)
+    }
+
+    pub(super) fn tag(&self, tile: usize) -> i64 {
+        // SAFETY: the tags of this layer and slot have one per tile.
+        unsafe { raw::tag(self.tags.offset(tile as i64 * 8)) }.load(Relaxed)
+    }
+
+    pub(super) fn set_tag(&self, tile: usize, tag: i64) {
+        // SAFETY: the tags of this layer and slot have one per tile.
+        unsafe { raw::tag(self.tags.offset(tile as i64 * 8)) }.store(tag, Relaxed);
+    }
+}
+
 struct Kernel<'a> {
     slots: &'a SlotsView,
     pool: &'a PoolView,

@@ -71,14 +71,14 @@ fn is_finite(input: &Input, at: Address) -> bool {
 
 /// The guard behind part `index` of a layer.
 fn guard(c: &ComponentView, layer: i64, index: i64) -> (Address, usize) {
-    let part = c.base.offset(layer * c.layer_stride + index * c.stride);
-    (part.offset(c.bytes), (c.stride - c.bytes) as usize)
+    let part = c.base(layer).offset(index * c.stride());
+    (part.offset(c.bytes), (c.stride() - c.bytes) as usize)
 }
 
 /// Whether the guards behind a part and before it are as they were written. There is none before the first part of all.
 fn is_guarded(c: &ComponentView, layer: i64, index: i64) -> bool {
     let (behind, bytes) = guard(c, layer, index);
-    let before = behind.offset(-c.stride);
+    let before = behind.offset(-c.stride());
     let whole = |at| {
         // SAFETY: guards lie inside the component's memory, and nothing but a stray write changes them.
         unsafe { raw::slice::<u8>(at, bytes) }.iter().all(|&byte| byte == GUARD)

@@ -1,27 +1,25 @@
-//! Everything in a slot's life but the step: commit, reset, import, export, rewind, reading positions.
+//! Everything in a slot's life but the step, states at held positions (`fold`) and copies: commit, reset, import, rewind, reading
+//! positions.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Cpu;
-use super::conv1d::ConvRing;
+use super::conv1d::{ConvRing, NO_WINDOW, StoredWindow};
 use super::counters::{Counters, Place, Tally};
-use super::delta;
-use super::isa::{Isa, dispatch};
-use super::mamba2;
 use super::raw;
-use super::rows::{Row, check_list, entry, position, resolve, skipped};
+use super::rows::{Row, check_list, check_lists, entry, position, resolve, skipped};
 use super::tiles::Checkpoint;
 use crate::error::{Error, Result};
-use crate::replay::config::{CONV_TILE, ConvDims, Family, Format};
+use crate::replay::config::{CONV_TILE, Family, Format};
 use crate::replay::launch::{
-    Address, Batch, CommitArgs, Cursor, Exec, List, PoolView, ResetArgs, SlotsView, StateTensor, Where, fault,
+    Address, Batch, CommitArgs, Cursor, Exec, List, PoolLists, PoolView, ResetArgs, SlotsView, StateTensor, Where,
+    Which, fault,
 };
 use crate::replay::layout::{Component, StateLayout};
 use crate::replay::numerics::{canonical, split};
 use crate::replay::position::{MAX_POSITION, accepted, default_seed};
-use crate::replay::step::{Output, Source, Target, Tile};
+use crate::replay::step::Tile;
 
 /// Moves the positions of a batch's rows.
 pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: &Exec) {
@@ -42,6 +40,7 @@ pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: 
             }
         }
         if span.len == 0 {
+            cursor.committed.store(0, Relaxed);
             continue;
         }
         let count = match args.counts {
@@ -59,9 +58,11 @@ pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: 
         let position = cursor.position.load(Relaxed) + count;
         if position > MAX_POSITION {
             counters.fault(fault::POSITION, Place { id: ring, row, pool: -1, layer: -1 });
+            cursor.committed.store(0, Relaxed);
             continue;
         }
         cursor.position.store(position, Relaxed);
+        cursor.committed.store(count as u32, Relaxed);
         if batch.extend {
             cursor.flush_before.store(slots.rule.flush_before(position, ring), Relaxed);
         }
@@ -70,7 +71,7 @@ pub(super) fn commit(slots: &SlotsView, batch: &Batch, args: &CommitArgs, exec: 
 }
 
 /// Element `i` of a per-entry int64 array.
-fn at_i64(array: Address, i: i64) -> i64 {
+pub(super) fn at_i64(array: Address, i: i64) -> i64 {
     // SAFETY: per-entry arrays have as many elements as their list.
     unsafe { raw::read::<i64>(array.offset(i * 8)) }
 }
@@ -89,7 +90,7 @@ pub(in crate::backend) fn check_positions(list: &List, position: Option<Address>
 }
 
 /// A list entry with a position: what reset and import work on.
-fn placed(
+pub(super) fn placed(
     slots: &SlotsView,
     list: &List,
     i: i64,
@@ -112,13 +113,14 @@ pub(super) fn reset(
     cpu: &Cpu,
     slots: &SlotsView,
     pools: &[Arc<PoolView>],
-    list: &List,
+    lists: &PoolLists,
     args: &ResetArgs,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
-    check_positions(list, args.position, "reset_args.position")?;
+    check_lists(slots, pools, lists, "list", true)?;
+    check_positions(&lists.list, args.position, "reset_args.position")?;
     for pool in pools {
+        let list = &lists.of(pool);
         let layers = pool.config.n_layers as i64;
         let units = units_of(pool);
         cpu.for_each(exec, list.n * layers * units, bytes_of(pool), |item| {
@@ -133,6 +135,7 @@ pub(super) fn reset(
                 }
                 Family::Conv1d(dims) => {
                     let ring = ConvRing::new(slots, pool, dims, layer, ring);
+                    StoredWindow::new(pool, dims, layer, slot).set_tag(unit, NO_WINDOW);
                     if !args.keep_checkpoint {
                         let channels = ring.tile(unit);
                         for back in 1..dims.width as i64 {
@@ -153,11 +156,13 @@ pub(super) fn reset(
     if exec.part != 0 {
         return Ok(());
     }
+    let list = &lists.list;
     for i in 0..list.n {
         let Some((_, ring, position)) = placed(slots, list, i, args.position, |_| 0, -1) else { continue };
         // SAFETY: ring ids are checked by `entry`.
         let cursor = unsafe { raw::cursor(slots.cursors, ring) };
         cursor.position.store(position, Relaxed);
+        cursor.committed.store(0, Relaxed);
         cursor.flush_before.store(slots.rule.flush_before(position, ring), Relaxed);
         let seed = match args.seed {
             // SAFETY: per-entry arrays have as many elements as their list.
@@ -176,12 +181,12 @@ pub(super) fn reset(
 }
 
 /// About what a work item of [`units_of`] moves.
-fn bytes_of(pool: &PoolView) -> i64 {
+pub(super) fn bytes_of(pool: &PoolView) -> i64 {
     StateLayout::of(&pool.config).map_or(CONV_TILE * 4, |layout| layout.head_bytes()) as i64
 }
 
 /// Work items of one layer and entry: heads, or channel tiles.
-fn units_of(pool: &PoolView) -> i64 {
+pub(super) fn units_of(pool: &PoolView) -> i64 {
     match &pool.config.family {
         Family::Conv1d(c) => c.tiles() as i64,
         family => family.state().map_or(0, |s| s.heads as i64),
@@ -252,7 +257,7 @@ pub(super) fn import(
     src: &StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    check_list(slots, list, "list", true)?;
     check_positions(list, positions, "position")?;
     let layers = src.layer.map_or(pool.config.n_layers as i64, |_| 1);
     let units = units_of(pool);
@@ -289,6 +294,7 @@ pub(super) fn import(
                     }
                 }
                 ring.set_tag(unit, position);
+                StoredWindow::new(pool, dims, layer, slot).set_tag(unit, NO_WINDOW);
             }
         }
     });
@@ -299,6 +305,7 @@ pub(super) fn import(
             // SAFETY: ring ids are checked by `entry`.
             let cursor = unsafe { raw::cursor(slots.cursors, ring) };
             cursor.position.store(position, Relaxed);
+            cursor.committed.store(0, Relaxed);
             cursor.flush_before.store(slots.rule.flush_before(position, ring), Relaxed);
         }
     }
@@ -318,213 +325,28 @@ fn load_row(src: &StateTensor, entry: i64, layer: i64, head: i64, row: i64, into
     }
 }
 
-/// Writes a row of a dense state.
-fn store_row(dst: &StateTensor, entry: i64, layer: i64, head: i64, row: i64, from: &[f32]) {
-    if dst.transposed {
-        for (column, &value) in from.iter().enumerate() {
-            // SAFETY: an element of the caller's state, inside the extents that were checked.
-            unsafe { raw::store(dst.at(entry, layer, head, row, column as i64), dst.dtype, &[value]) };
-        }
-    } else {
-        // SAFETY: a row of the caller's state, inside the extents that were checked.
-        unsafe { raw::store(dst.at(entry, layer, head, row, 0), dst.dtype, from) };
-    }
-}
-
-struct Export<'a> {
-    isa: Isa,
-    slots: &'a SlotsView,
-    pool: &'a PoolView,
-    list: &'a List,
-    at: Option<Address>,
-    dst: &'a StateTensor,
-}
-
-/// Reads states at held positions. Nothing of the slot changes.
-pub(super) fn export(
-    cpu: &Cpu,
-    slots: &SlotsView,
-    pool: &PoolView,
-    list: &List,
-    at: Option<Address>,
-    dst: &StateTensor,
-    exec: &Exec,
-) -> Result<()> {
-    check_list(slots, list, false)?;
-    let layers = dst.layer.map_or(pool.config.n_layers as i64, |_| 1);
-    let units = units_of(pool);
-    let job = &Export { isa: cpu.isa, slots, pool, list, at, dst };
-    cpu.for_each(exec, list.n * layers * units, bytes_of(pool), |item| {
-        let (i, index, unit) = (item / (layers * units), item / units % layers, (item % units) as usize);
-        dispatch!(cpu.isa, export_unit; job: &Export<'_>, i: i64, index: i64, unit: usize);
-    });
-    Ok(())
-}
-
-#[inline(always)]
-fn export_unit(job: &Export<'_>, i: i64, index: i64, unit: usize) {
-    let (slots, pool, dst) = (job.slots, job.pool, job.dst);
-    let layer = dst.layer.map_or(index, |l| l as i64);
-    let Some((slot, ring)) = entry(slots, job.list, i, pool.index) else { return };
-    let committed = position(slots, ring);
-    let at = job.at.map_or(committed, |array| at_i64(array, i));
-    let not_held = || Counters::of(slots).fault(fault::POSITION, Place { id: slot, row: i, pool: pool.index, layer });
-    match &pool.config.family {
-        Family::Mamba2(dims) => {
-            let Some(layout) = StateLayout::of(&pool.config) else { return };
-            let state = mamba2::HeadState::new(slots, pool, dims, &layout, layer, slot, ring, unit);
-            let scratch = mamba2::Scratch::new(dims.dstate);
-            let mut source = Mamba2Source { isa: job.isa, key: i, state, scratch };
-            export_head(job, &state.checkpoint, i, index, at, committed, not_held, &mut source);
-        }
-        Family::Delta(dims) => {
-            let Some(layout) = StateLayout::of(&pool.config) else { return };
-            let state = delta::HeadState::new(slots, pool, dims, &layout, layer, slot, ring, unit);
-            let scratch = delta::Scratch::new(dims.k);
-            let mut source = DeltaSource { isa: job.isa, key: i, state, scratch };
-            export_head(job, &state.checkpoint, i, index, at, committed, not_held, &mut source);
-        }
-        Family::Conv1d(dims) => export_window(job, dims, layer, i, index, unit, ring, at, committed, not_held),
-    }
-}
-
-/// A head's state with some of its history taken in.
-trait Replayed {
-    /// A tile with the records of a range taken in.
-    fn tile(&mut self, tile: usize, range: Range<i64>) -> &Tile;
-    /// What that has moved.
-    fn tally(&self) -> &Tally;
-}
-
-struct Mamba2Source<'a> {
-    isa: Isa,
-    key: i64,
-    state: mamba2::HeadState<'a>,
-    scratch: mamba2::Scratch,
-}
-
-impl Replayed for Mamba2Source<'_> {
-    #[inline(always)]
-    fn tile(&mut self, tile: usize, range: Range<i64>) -> &Tile {
-        let Self { isa, key, state, scratch } = self;
-        if range.is_empty() {
-            state.checkpoint.load(tile, &mut scratch.tile, &mut scratch.tally);
-        } else {
-            state.begin(*key, range.start, range.end, scratch);
-            state.take_in(*isa, tile, range, None, Source::Memory, Target::Tile, Output::None, scratch);
-        }
-        &scratch.tile
-    }
-
-    fn tally(&self) -> &Tally {
-        &self.scratch.tally
-    }
-}
-
-struct DeltaSource<'a> {
-    isa: Isa,
-    key: i64,
-    state: delta::HeadState<'a>,
-    scratch: delta::Scratch,
-}
-
-impl Replayed for DeltaSource<'_> {
-    #[inline(always)]
-    fn tile(&mut self, tile: usize, range: Range<i64>) -> &Tile {
-        let Self { isa, key, state, scratch } = self;
-        if range.is_empty() {
-            state.checkpoint.load(tile, &mut scratch.tile, &mut scratch.tally);
-        } else {
-            state.begin(*key, range.start, scratch);
-            state.take_in(*isa, tile, range, None, Source::Memory, Target::Tile, Output::None, scratch);
-        }
-        &scratch.tile
-    }
-
-    fn tally(&self) -> &Tally {
-        &self.scratch.tally
-    }
-}
-
-/// A head's state at a held position: the checkpoint with history taken in, on the stack.
-#[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]
-#[inline(always)]
-fn export_head(
-    job: &Export<'_>,
-    checkpoint: &Checkpoint<'_>,
-    i: i64,
-    index: i64,
-    at: i64,
-    committed: i64,
-    not_held: impl Fn(),
-    source: &mut impl Replayed,
-) {
-    let dims = checkpoint.layout.dims;
-    let tags = checkpoint.valid_tags(job.slots, committed);
-    let Some(tags) = tags.filter(|tags| at <= committed && tags.iter().take(dims.tiles()).all(|&tag| at >= tag)) else {
-        not_held();
-        return;
-    };
-    for (tile, &tag) in tags.iter().enumerate().take(dims.tiles()) {
-        let values = source.tile(tile, tag..at);
-        for (r, row) in checkpoint.rows(tile).enumerate() {
-            store_row(job.dst, i, index, checkpoint.head as i64, row as i64, values.row(r));
-        }
-    }
-    Counters::of(job.slots).add(source.tally());
-}
-
-#[allow(clippy::too_many_arguments, reason = "one place of a pool, spelled out")]
-#[inline(always)]
-fn export_window(
-    job: &Export<'_>,
-    dims: &ConvDims,
-    layer: i64,
-    i: i64,
-    index: i64,
-    unit: usize,
-    ring: i64,
-    at: i64,
-    committed: i64,
-    not_held: impl Fn(),
-) {
-    let ring = ConvRing::new(job.slots, job.pool, dims, layer, ring);
-    let tag = ring.tag(unit);
-    if at > committed || at < tag || !job.slots.rule.conv_tag_is_valid(committed, tag) {
-        not_held();
-        return;
-    }
-    for channel in ring.tile(unit) {
-        let mut window = [0f32; 3];
-        let Some(window) = window.get_mut(..dims.width - 1) else { return };
-        for (tap, value) in window.iter_mut().enumerate() {
-            let p = at - (dims.width as i64 - 1) + tap as i64;
-            // SAFETY: an element of a ring row.
-            *value = unsafe { raw::load_one(ring.at(p, channel), job.pool.config.io) };
-        }
-        store_row(job.dst, i, index, 0, channel as i64, window);
-    }
-}
-
 /// Takes back committed tokens, down to the newest tag of all pools.
 pub(super) fn rewind(
     slots: &SlotsView,
     pools: &[Arc<PoolView>],
-    list: &List,
+    lists: &PoolLists,
     n: Address,
     done: Option<Address>,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    check_lists(slots, pools, lists, "list", true)?;
+    let list = &lists.list;
     if exec.part != 0 {
         // All or none: one part looks at every entry before it moves any.
         return Ok(());
     }
     // SAFETY: per-entry arrays have as many elements as their list.
     let wanted = |i: i64| i64::from(unsafe { raw::read::<i32>(n.offset(i * 4)) });
-    let newest = |slot: i64, ring: i64| {
+    let newest = |i: i64| {
         let mut newest = 0;
         for pool in pools {
+            // A slot that is out of range has been reported, or is skipped, in this pool alone.
+            let Some((slot, ring)) = entry(slots, &lists.of(pool), i, pool.index) else { continue };
             let (count, per_ring) = pool.tag_count();
             for layer in 0..pool.config.n_layers as i64 {
                 let tags = pool.part(Component::Tags, layer, if per_ring { ring } else { slot });
@@ -536,25 +358,21 @@ pub(super) fn rewind(
         }
         newest
     };
-    let possible = |i: i64, slot: i64, ring: i64| {
+    let possible = |i: i64, ring: i64| {
         let n = wanted(i);
-        n >= 0 && position(slots, ring) - n >= newest(slot, ring)
+        n >= 0 && position(slots, ring) - n >= newest(i)
     };
     if list.place == Where::Host {
         for i in (0..list.n).filter(|&i| !skipped(list, i)) {
             if wanted(i) < 0 {
                 return Err(Error::invalid(format!("n[{i}]"), wanted(i), "0 or more"));
             }
-            let Some((slot, ring)) = entry(slots, list, i, -1) else { continue };
-            if done.is_none() && !possible(i, slot, ring) {
+            let Some((_, ring)) = entry(slots, list, i, -1) else { continue };
+            if done.is_none() && !possible(i, ring) {
                 return Err(Error::OutOfRange {
                     field: format!("n[{i}]").into(),
                     value: wanted(i).to_string(),
-                    expected: format!(
-                        "positions {} to {}, and nothing was rewound",
-                        newest(slot, ring),
-                        position(slots, ring)
-                    ),
+                    expected: format!("positions {} to {}, and nothing was rewound", newest(i), position(slots, ring)),
                 });
             }
         }
@@ -562,13 +380,16 @@ pub(super) fn rewind(
     for i in 0..list.n {
         let ok = match entry(slots, list, i, -1) {
             None => false,
-            Some((slot, ring)) if possible(i, slot, ring) => {
+            Some((_, ring)) if possible(i, ring) => {
                 // SAFETY: ring ids are checked by `entry`.
-                unsafe { raw::cursor(slots.cursors, ring) }.position.fetch_sub(wanted(i), Relaxed);
+                let cursor = unsafe { raw::cursor(slots.cursors, ring) };
+                cursor.position.fetch_sub(wanted(i), Relaxed);
+                cursor.committed.store(0, Relaxed);
                 true
             }
-            Some((slot, _)) => {
-                Counters::of(slots).fault(fault::REWIND, Place { id: slot, row: i, pool: -1, layer: -1 });
+            Some((slot, ring)) => {
+                let id = if list.which == Which::Rings { ring } else { slot };
+                Counters::of(slots).fault(fault::REWIND, Place { id, row: i, pool: -1, layer: -1 });
                 false
             }
         };
@@ -582,7 +403,7 @@ pub(super) fn rewind(
 
 /// Copies ring states. Skipped entries are zero.
 pub(super) fn read_cursors(slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {
-    check_list(slots, list, false)?;
+    check_list(slots, list, "list", false)?;
     let (begin, end) = exec.share(list.n);
     for i in begin..end {
         let to = dst.offset(i * size_of::<Cursor>() as i64);

@@ -1,8 +1,10 @@
 //! The CPU backend: the same interface on host pointers, work done when a call returns.
 
 mod conv1d;
+mod copy;
 mod counters;
 mod delta;
+mod fold;
 mod inspect;
 pub mod isa;
 mod lanes;
@@ -14,6 +16,7 @@ mod threads;
 mod tiles;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,10 +27,10 @@ use self::isa::{FloatControl, Isa};
 use self::threads::Threads;
 use crate::error::{Error, Result};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Input, List, Mamba2Args, Memory, Mode,
-    PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, Input, List,
+    Mamba2Args, Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
 };
-use crate::replay::layout::ALIGNMENT;
+use crate::replay::layout::{ALIGNMENT, COUNTER_BYTES};
 use crate::replay::plan::{SHARED_BYTES, range_length};
 
 static SHARE_ALL: AtomicBool = AtomicBool::new(false);
@@ -36,6 +39,16 @@ static SHARE_ALL: AtomicBool = AtomicBool::new(false);
 #[doc(hidden)]
 pub fn share_all() {
     SHARE_ALL.store(true, Relaxed);
+}
+
+thread_local! {
+    static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// For tests: bytes that calls of this thread have allocated for slots and pools so far.
+#[doc(hidden)]
+pub fn allocated() -> u64 {
+    ALLOCATED.get()
 }
 
 /// Gives a thread the next range of items.
@@ -160,6 +173,7 @@ impl Backend for Cpu {
             return Err(oom());
         }
         advise_huge_pages(at, layout.size());
+        ALLOCATED.set(ALLOCATED.get().wrapping_add(bytes));
         Ok(Box::new(Block { at, layout }))
     }
 
@@ -169,8 +183,25 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn read_runs(&self, from: Address, stride: i64, bytes: usize, into: &mut [u8], _: &Exec) -> Result<()> {
+        for (i, run) in into.chunks_exact_mut(bytes.max(1)).enumerate() {
+            // SAFETY: a run of this backend's memory, which the caller's order of calls keeps quiet.
+            run.copy_from_slice(unsafe { raw::slice(from.offset(i as i64 * stride), bytes) });
+        }
+        Ok(())
+    }
+
+    fn write_runs(&self, to: Address, stride: i64, bytes: usize, from: &[u8], _: &Exec) -> Result<()> {
+        for (i, run) in from.chunks_exact(bytes.max(1)).enumerate() {
+            // SAFETY: a run of this backend's memory, which the caller's order of calls keeps for this call alone.
+            unsafe { raw::slice_mut(to.offset(i as i64 * stride), bytes) }.copy_from_slice(run);
+        }
+        Ok(())
+    }
+
     fn allocate_counters(&self) -> Result<Box<dyn Memory>> {
-        self.allocate("the counters", size_of::<Counters>() as u64)
+        const { assert!(size_of::<Counters>() as u64 <= COUNTER_BYTES) };
+        self.allocate("the counters", COUNTER_BYTES)
     }
 
     fn check_exec(&self, exec: &Exec) -> Result<()> {
@@ -255,11 +286,11 @@ impl Backend for Cpu {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         args: &ResetArgs,
         exec: &Exec,
     ) -> Result<()> {
-        life::reset(self, slots, pools, list, args, exec)
+        life::reset(self, slots, pools, lists, args, exec)
     }
 
     fn import(
@@ -283,19 +314,54 @@ impl Backend for Cpu {
         dst: &StateTensor,
         exec: &Exec,
     ) -> Result<()> {
-        life::export(self, slots, pool, list, at, dst, exec)
+        fold::export(self, slots, pool, list, at, dst, exec)
     }
 
     fn rewind(
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         n: Address,
         done: Option<Address>,
         exec: &Exec,
     ) -> Result<()> {
-        life::rewind(slots, pools, list, n, done, exec)
+        life::rewind(slots, pools, lists, n, done, exec)
+    }
+
+    fn flush(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        lists: &PoolLists,
+        args: &FlushArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::flush(self, slots, pools, lists, args, exec)
+    }
+
+    fn snapshot(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        batch: &Batch,
+        args: &SnapshotArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::snapshot(self, slots, pools, batch, args, exec);
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        from: &PoolLists,
+        to: &PoolLists,
+        args: &CopyArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        copy::run(self, slots, pools, from, to, args, exec)
     }
 
     fn read_cursors(&self, slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {

@@ -174,7 +174,7 @@ pub(super) struct SharedCursor {
     pub(super) flush_before: AtomicI64,
     pub(super) seed: AtomicU64,
     pub(super) generation: AtomicU32,
-    pub(super) flags: AtomicU32,
+    pub(super) committed: AtomicU32,
 }
 
 const _: () = {
@@ -184,7 +184,7 @@ const _: () = {
     assert!(offset_of!(SharedCursor, flush_before) == offset_of!(Cursor, flush_before));
     assert!(offset_of!(SharedCursor, seed) == offset_of!(Cursor, seed));
     assert!(offset_of!(SharedCursor, generation) == offset_of!(Cursor, generation));
-    assert!(offset_of!(SharedCursor, flags) == offset_of!(Cursor, flags));
+    assert!(offset_of!(SharedCursor, committed) == offset_of!(Cursor, committed));
 };
 
 /// The state of ring `ring`.

@@ -1,12 +1,15 @@
 //! Which slot, ring and tokens a batch row or a list entry means, and whether it may be believed.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::counters::{Counters, Place};
 use super::raw;
 use crate::error::{Error, Result};
 use crate::replay::launch::Address;
-use crate::replay::launch::{Batch, Ids, List, SlotsView, Tensor, Tokens, Where, fault};
+use crate::replay::launch::{
+    Batch, CopyKind, Ids, List, PoolLists, PoolView, SlotsView, Tensor, Tokens, Where, Which, fault,
+};
 
 /// Tokens of a row in the caller's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,21 +45,25 @@ pub(super) enum Row {
 }
 
 /// Slot and ring of entry `i`, or none: silently if one of them is negative or the slot is the null id; after `bad` if one is too large.
+/// Ids that do not count are 0.
 #[inline]
 fn pair(
     slots: &SlotsView,
-    ids: (&Ids, &Ids),
+    ids: (Option<&Ids>, Option<&Ids>),
     i: i64,
     null_id: Option<i64>,
     mut bad: impl FnMut(i64),
 ) -> Option<(i64, i64)> {
-    // SAFETY: i is below the row (entry) count, and the caller's arrays have that many elements.
-    let slot = unsafe { raw::id(ids.0, i) };
+    let at = |ids: Option<&Ids>| match ids {
+        // SAFETY: i is below the row (entry) count, and the caller's arrays have that many elements.
+        Some(ids) => unsafe { raw::id(ids, i) },
+        None => 0,
+    };
+    let slot = at(ids.0);
     if slot < 0 || Some(slot) == null_id {
         return None;
     }
-    // SAFETY: as above.
-    let ring = unsafe { raw::id(ids.1, i) };
+    let ring = at(ids.1);
     if ring < 0 {
         return None;
     }
@@ -93,7 +100,7 @@ pub(super) fn resolve(slots: &SlotsView, batch: &Batch, row: i64, pool: i32, lay
             Span { row: 0, first, len: last - first }
         }
     };
-    match pair(slots, (&batch.slots, &batch.rings), row, batch.null_id, |id| fault(fault::ID, id)) {
+    match pair(slots, (Some(&batch.slots), Some(&batch.rings)), row, batch.null_id, |id| fault(fault::ID, id)) {
         Some((slot, ring)) if fine => Row::Live { span, slot, ring },
         _ => Row::Null(span),
     }
@@ -109,39 +116,99 @@ pub(super) fn flush_mask(batch: &Batch, row: i64) -> bool {
 /// Slot and ring of a list entry; none if it is to be skipped.
 pub(super) fn entry(slots: &SlotsView, list: &List, i: i64, pool: i32) -> Option<(i64, i64)> {
     let bad = |id| Counters::of(slots).fault(fault::ID, Place { id, row: i, pool, layer: -1 });
-    pair(slots, (&list.slots, &list.rings), i, None, bad)
+    pair(slots, (list.slot_ids(), list.ring_ids()), i, None, bad)
+}
+
+/// Element `i` of ids that count; 0 of others.
+fn id_or_zero(ids: Option<&Ids>, i: i64) -> i64 {
+    // SAFETY: the caller's arrays have n elements.
+    ids.map_or(0, |ids| unsafe { raw::id(ids, i) })
 }
 
 /// Whether a list entry is to be skipped.
 pub(in crate::backend) fn skipped(list: &List, i: i64) -> bool {
-    // SAFETY: the caller's arrays have n elements.
-    let slot = unsafe { raw::id(&list.slots, i) };
-    // SAFETY: as above.
-    let ring = unsafe { raw::id(&list.rings, i) };
-    slot < 0 || ring < 0
+    id_or_zero(list.slot_ids(), i) < 0 || id_or_zero(list.ring_ids(), i) < 0
 }
 
 /// Refuses host lists with ids out of range before anything is done; with `unique` also a slot or ring that is named twice.
-pub(in crate::backend) fn check_list(slots: &SlotsView, list: &List, unique: bool) -> Result<()> {
+pub(in crate::backend) fn check_list(slots: &SlotsView, list: &List, name: &'static str, unique: bool) -> Result<()> {
     if list.place == Where::Device {
         return Ok(());
     }
     for i in (0..list.n).filter(|&i| !skipped(list, i)) {
-        for (ids, name, count) in
-            [(&list.slots, "slots", slots.config.n_slots), (&list.rings, "rings", slots.config.n_rings)]
+        for (ids, kind, count) in
+            [(list.slot_ids(), "slots", slots.config.n_slots), (list.ring_ids(), "rings", slots.config.n_rings)]
         {
+            let Some(ids) = ids else { continue };
             // SAFETY: the caller's arrays have n elements.
             let id = unsafe { raw::id(ids, i) };
             if id >= i64::from(count) {
-                return Err(Error::invalid(format!("list.{name}[{i}]"), id, format!("less than {count}")));
+                return Err(Error::invalid(format!("{name}.{kind}[{i}]"), id, format!("less than {count}")));
             }
             // SAFETY: as above.
             let same = |j: &i64| !skipped(list, *j) && unsafe { raw::id(ids, *j) } == id;
             if let (true, Some(j)) = (unique, (0..i).find(same)) {
                 return Err(Error::invalid(
-                    format!("list.{name}[{i}]"),
+                    format!("{name}.{kind}[{i}]"),
                     id,
                     format!("an id that entry {j} does not name"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same of every pool's list.
+pub(in crate::backend) fn check_lists(
+    slots: &SlotsView,
+    pools: &[Arc<PoolView>],
+    lists: &PoolLists,
+    name: &'static str,
+    unique: bool,
+) -> Result<()> {
+    if !(lists.all_named && lists.list.which == Which::Slots) {
+        check_list(slots, &lists.list, name, unique)?;
+    }
+    for pool in pools.iter().filter(|pool| lists.named.of(pool.index).is_some()) {
+        check_list(slots, &lists.of(pool), name, unique)?;
+    }
+    Ok(())
+}
+
+/// Refuses host lists of a copy that cannot be made.
+pub(in crate::backend) fn check_copy(
+    slots: &SlotsView,
+    pools: &[Arc<PoolView>],
+    from: &PoolLists,
+    to: &PoolLists,
+    kind: CopyKind,
+) -> Result<()> {
+    check_lists(slots, pools, from, "src", matches!(kind, CopyKind::Move | CopyKind::Swap))?;
+    check_lists(slots, pools, to, "dst", true)?;
+    pools.iter().try_for_each(|pool| check_disjoint(&from.of(pool), &to.of(pool)))
+}
+
+/// Refuses host lists of a copy that name a slot or ring as source and as target.
+fn check_disjoint(from: &List, to: &List) -> Result<()> {
+    if from.place == Where::Device {
+        return Ok(());
+    }
+    let live = |i: &i64| !skipped(from, *i) && !skipped(to, *i);
+    for (sources, targets, kind) in
+        [(from.slot_ids(), to.slot_ids(), "slots"), (from.ring_ids(), to.ring_ids(), "rings")]
+    {
+        let (Some(sources), Some(targets)) = (sources, targets) else { continue };
+        for i in (0..to.n).filter(live) {
+            // SAFETY: the caller's arrays have n elements.
+            let id = unsafe { raw::id(targets, i) };
+            // SAFETY: as above.
+            let same = |j: &i64| unsafe { raw::id(sources, *j) } == id;
+            if let Some(j) = (0..from.n).filter(live).find(same) {
+                return Err(Error::invalid(
+                    format!("dst.{kind}[{i}]"),
+                    id,
+                    format!("an id that is not a source, as it is of entry {j}"),
                 ));
             }
         }

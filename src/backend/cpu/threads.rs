@@ -7,7 +7,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle, Thread, park};
 
@@ -58,7 +58,9 @@ struct Shared {
     gate: AtomicU64,
     /// The loop behind the gate.
     job: AtomicPtr<Job<'static>>,
-    /// The caller sleeps here until the last thread has left a closed gate.
+    /// Threads that have begun.
+    begun: AtomicUsize,
+    /// The caller sleeps here until all threads have begun, and until the last one has left a closed gate.
     leaving: Mutex<()>,
     empty: Condvar,
     ending: AtomicBool,
@@ -104,6 +106,9 @@ impl Shared {
     /// The life of thread `index`.
     fn serve(&self, index: usize) {
         let _quiet = Quiet::begin();
+        self.begun.fetch_add(1, Release);
+        drop(self.leaving.lock().unwrap_or_else(PoisonError::into_inner));
+        self.empty.notify_one();
         let mut served = 0;
         while !self.ending.load(Acquire) {
             if let Some(number) = self.enter(served) {
@@ -149,6 +154,7 @@ impl Threads {
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
             job: AtomicPtr::new(null_mut()),
+            begun: AtomicUsize::new(0),
             leaving: Mutex::new(()),
             empty: Condvar::new(),
             ending: AtomicBool::new(false),
@@ -166,6 +172,13 @@ impl Threads {
             threads.handles.push(handle);
         }
         let _ = threads.shared.threads.set(threads.handles.iter().map(|handle| handle.thread().clone()).collect());
+        // A thread allocates while it begins: that belongs to the creation of the context, and not to a later call.
+        let shared = &threads.shared;
+        let mut guard = shared.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        while shared.begun.load(Acquire) < threads.handles.len() {
+            guard = shared.empty.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(guard);
         Ok(threads)
     }
 

@@ -66,6 +66,13 @@ impl<'a> Checkpoint<'a> {
         Checkpoint { stochastic: None, ..self }
     }
 
+    /// The same head of another slot, for the same ring.
+    #[inline(always)]
+    pub(super) fn of_slot(self, pool: &PoolView, layer: i64, slot: i64) -> Self {
+        let (data, tags) = (pool.part(Component::Checkpoint, layer, slot), pool.part(Component::Tags, layer, slot));
+        Checkpoint { data, tags, ..self }
+    }
+
     /// Tags of the head's tiles; none if one of them cannot be trusted at this position.
     #[inline(always)]
     pub(super) fn valid_tags(&self, slots: &SlotsView, position: i64) -> Option<[i64; MAX_TILES]> {

@@ -39,7 +39,7 @@ pub(super) fn run(
     args: &ConvArgs,
     exec: &Exec,
 ) -> Result<()> {
-    let (Family::Conv1d(dims), Some(windows)) = (&pool.config.family, Windows::of(slots, pool)) else {
+    let (Family::Conv1d(dims), Some(windows)) = (&pool.config.family, Windows::of(slots, pool, Some(layer))) else {
         return Err(Error::Internal("a convolution's call on another family".into()));
     };
     let mut params = ConvParams {

@@ -3,12 +3,11 @@
 
 use super::Cuda;
 use super::instances::{Key, Work};
-use super::params::{Mamba2DecodeParams, Mamba2Params};
+use super::params::{Component, Mamba2DecodeParams, Mamba2Params};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::replay::config::{Family, Format, PoolConfig, Readout};
 use crate::replay::launch::{Batch, Exec, Mamba2Args, PoolView, SlotsView, Tensor};
-use crate::replay::layout::Component;
 
 /// Four consumer warps, a producer and a planner.
 const THREADS: u32 = 192;
@@ -55,11 +54,9 @@ fn is_aligned(tensor: &Tensor, bytes: i64) -> bool {
     (tensor.data.0 as i64 | strides) % bytes == 0
 }
 
-fn part_is_aligned(pool: &PoolView, component: Component) -> bool {
-    pool.components
-        .iter()
-        .find(|c| c.component == component)
-        .is_some_and(|c| ((c.base.0 as i64) | c.layer_stride | c.stride) % 16 == 0)
+/// Whether the parts of a component do.
+fn part_is_aligned(component: &Component) -> bool {
+    (component.base as i64 | component.stride) % 16 == 0
 }
 
 /// Enqueues a step, if the kernel can take it.
@@ -74,7 +71,7 @@ pub(super) fn run(
 ) -> Option<Result<()>> {
     let key = key(&pool.config).filter(|&key| batch.max_tokens == 1 && cuda.kernel(key).is_ok())?;
     let aligned = [&args.x, &args.b, &args.c].into_iter().all(|tensor| is_aligned(tensor, 16))
-        && [Component::Checkpoint, Component::X, Component::B, Component::Dt].into_iter().all(|c| part_is_aligned(pool, c));
+        && [&family.state.checkpoint, &family.ring_x, &family.ring_b, &family.ring_dt].into_iter().all(part_is_aligned);
     let records = slots.config.window + slots.config.min_rewind;
     if !aligned || records > MAX_RECORDS {
         return None;
@@ -106,9 +103,8 @@ pub(super) fn run(
     {
         heads_per_item /= 2;
     }
-    let has_pairs = args.out.dtype == Dtype::Bf16
-        && is_aligned(&args.out, 4)
-        && args.z.as_ref().is_none_or(|z| is_aligned(z, 4));
+    let has_pairs =
+        args.out.dtype == Dtype::Bf16 && is_aligned(&args.out, 4) && args.z.as_ref().is_none_or(|z| is_aligned(z, 4));
     let params = Mamba2DecodeParams {
         family: *family,
         heads_per_item,

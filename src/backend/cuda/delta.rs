@@ -4,7 +4,7 @@ use super::Cuda;
 use super::instances::{Key, Work};
 use super::mamba2::columns_of;
 use super::params::{
-    Batch, CHUNK, Carve, Component, DeltaExportParams, DeltaParams, GATES_BYTES, List, Place, Slots, State,
+    Batch, CHUNK, Carve, Component, DeltaExportParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
     StateTensor, TOKENS, Tensor, gate as numbers, mode as number,
 };
 use crate::error::{Error, Result};
@@ -65,11 +65,11 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
 }
 
 /// What steps, extends and exports have in common.
-fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, layer: i32) -> DeltaParams {
-    let ring = |component| Component::of(pool, component);
+fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, layer: Option<i64>) -> DeltaParams {
+    let ring = |component| Component::of(pool, component, layer);
     DeltaParams {
         slots: Slots::of(slots),
-        place: Place { pool: pool.index, layer },
+        place: Place { pool: pool.index, layer: layer.unwrap_or(0) as i32 },
         state,
         ring_k: ring(layout::Component::K),
         ring_norm: ring(layout::Component::KNorm),
@@ -86,8 +86,8 @@ fn params(slots: &SlotsView, pool: &PoolView, dims: &DeltaDims, state: State, la
     }
 }
 
-fn of_pool(pool: &PoolView) -> Result<(&DeltaDims, State)> {
-    match (&pool.config.family, State::of(pool)) {
+fn of_pool(pool: &PoolView, layer: Option<i64>) -> Result<(&DeltaDims, State)> {
+    match (&pool.config.family, State::of(pool, layer)) {
         (Family::Delta(dims), Some(state)) => Ok((dims, state)),
         _ => Err(Error::Internal("a delta rule's call on another family".into())),
     }
@@ -105,7 +105,7 @@ pub(super) fn run(
     args: &DeltaArgs,
     exec: &Exec,
 ) -> Result<()> {
-    let (dims, state) = of_pool(pool)?;
+    let (dims, state) = of_pool(pool, Some(layer))?;
     let [serial, parallel, tail, _] = keys(&pool.config, dims);
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let own = if is_serial { 0 } else { batch.max_tokens as usize };
@@ -129,7 +129,7 @@ pub(super) fn run(
         scale: args.scale,
         eps: args.l2norm.unwrap_or(0.0),
         lower_bound,
-        ..params(slots, pool, dims, state, layer as i32)
+        ..params(slots, pool, dims, state, Some(layer))
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
@@ -142,21 +142,32 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Enqueues an export.
-pub(super) fn export(
+/// Enqueues a fold: states at held positions of a list's entries, or of a batch's rows.
+#[allow(clippy::too_many_arguments, reason = "what a fold consists of")]
+pub(super) fn fold(
     cuda: &Cuda,
     slots: &SlotsView,
     pool: &PoolView,
     list: List,
+    batch: Option<Batch>,
     dst: StateTensor,
+    fold: Fold,
     exec: &Exec,
 ) -> Result<()> {
-    let (dims, state) = of_pool(pool)?;
+    let (dims, state) = of_pool(pool, None)?;
     let [_, _, _, key] = keys(&pool.config, dims);
     let carve = carve(&state, dims.kind == DeltaKind::Kda, 0);
-    let family = DeltaParams { shared: carve.shared, ..params(slots, pool, dims, state, 0) };
-    let items =
-        list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
-    let params = DeltaExportParams { family, list, dst };
-    cuda.launch(key, exec, items, state.warps as u32 * 32, carve.bytes(), &params)
+    let family = DeltaParams {
+        batch: batch.unwrap_or_default(),
+        shared: carve.shared,
+        ..params(slots, pool, dims, state, None)
+    };
+    let threads = state.warps as u32 * 32;
+    let units = i64::from(dst.n_layers) * i64::from(state.heads) * i64::from(state.parts);
+    let items = match batch {
+        Some(batch) => cuda.due_blocks(threads).min(batch.n_rows.saturating_mul(units)),
+        None => list.n.saturating_mul(units),
+    };
+    let params = DeltaExportParams { family, list, dst, fold };
+    cuda.launch(key, exec, items, threads, carve.bytes(), &params)
 }

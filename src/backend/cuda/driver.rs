@@ -6,14 +6,14 @@
 //! current context stays as it was.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUgreenCtx,
-    CUjit_option, CUkernel, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUlibrary, CUlibraryOption,
-    CUresult, CUstream, CUstreamCaptureMode,
+    self, CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute,
+    CUgreenCtx, CUjit_option, CUkernel, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUlibrary,
+    CUlibraryOption, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use super::params::Params;
@@ -95,6 +95,7 @@ functions! {
         cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
         cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemcpy2DAsync_v2(*const CUDA_MEMCPY2D, CUstream);
         cuStreamCreate(*mut CUstream, c_uint);
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
@@ -114,6 +115,7 @@ functions! {
     with_numbers: {
         cuGetErrorName(Status, *mut *const c_char);
         cuGetErrorString(Status, *mut *const c_char);
+        cuStreamIsCapturing(CUstream, *mut c_uint);
         cuThreadExchangeStreamCaptureMode(*mut c_uint);
     }
     not_in_every_driver: {
@@ -469,6 +471,57 @@ impl Device {
         self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
     }
 
+    /// Copies runs of device memory, `stride` apart, into `into`, behind the work on a stream, and waits for that.
+    pub fn read_runs(&self, stream: usize, at: u64, stride: i64, bytes: usize, into: &mut [u8]) -> Result<()> {
+        let host = Host::To(into.as_mut_ptr());
+        self.copy_runs(stream, at, stride, bytes, host, into.len())
+    }
+
+    /// The way back.
+    pub fn write_runs(&self, stream: usize, at: u64, stride: i64, bytes: usize, from: &[u8]) -> Result<()> {
+        self.copy_runs(stream, at, stride, bytes, Host::From(from.as_ptr()), from.len())
+    }
+
+    fn copy_runs(&self, stream: usize, at: u64, stride: i64, bytes: usize, host: Host, all: usize) -> Result<()> {
+        if bytes == 0 || all < bytes {
+            return Ok(());
+        }
+        let _inside = Inside::enter(self)?;
+        let runs = all / bytes;
+        // No device takes longer pitches; far apart, runs are copied one by one.
+        let pitch = usize::try_from(stride).ok().filter(|&pitch| pitch >= bytes && pitch < 1 << 31);
+        let enqueue = |copy: CUDA_MEMCPY2D| {
+            // SAFETY: runs of a pool's memory, and host memory of as many bytes, which stays until the stream has been waited for.
+            let status = unsafe { (self.driver.cuMemcpy2DAsync_v2)(&copy, stream as CUstream) };
+            self.driver.check(status, "cuMemcpy2DAsync")
+        };
+        let result = match pitch {
+            Some(pitch) if runs > 1 => enqueue(copy_2d(at, pitch, bytes, host, runs)),
+            _ => (0..runs).try_for_each(|run| {
+                let at = at.wrapping_add_signed(run as i64 * stride);
+                enqueue(copy_2d(at, bytes, bytes, host.further(run * bytes), 1))
+            }),
+        };
+        // What was enqueued ends before the host's memory goes back to the caller, also where a later copy was refused.
+        // SAFETY: the caller's stream.
+        let status = unsafe { (self.driver.cuStreamSynchronize)(stream as CUstream) };
+        let waited = self.driver.check(status, "cuStreamSynchronize");
+        result.and(waited)
+    }
+
+    /// Refuses a stream that captures: the capture goes on.
+    pub fn check_not_capturing(&self, stream: usize) -> Result<()> {
+        let _inside = Inside::enter(self)?;
+        let mut capturing = 0;
+        // SAFETY: a stream of this context; the out-parameter is a local.
+        let status = unsafe { (self.driver.cuStreamIsCapturing)(stream as CUstream, &mut capturing) };
+        // The legacy stream would wait for one that captures.
+        if status == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as Status || capturing != 0 {
+            return Err(Error::Capturing { value: format!("{stream:#x}") });
+        }
+        self.driver.check(status, "cuStreamIsCapturing")
+    }
+
     /// Refuses a stream of another context.
     pub fn check_stream(&self, stream: usize) -> Result<()> {
         // The default streams belong to whatever context is current, which is this one when work is enqueued.
@@ -527,6 +580,60 @@ impl Device {
             (self.driver.cuLaunchKernelEx)(&config, kernel.handle as CUfunction, arguments.as_mut_ptr(), null_mut())
         };
         self.driver.check(status, "cuLaunchKernelEx")
+    }
+}
+
+/// The host's side of a copy.
+#[derive(Clone, Copy)]
+enum Host {
+    To(*mut u8),
+    From(*const u8),
+}
+
+impl Host {
+    fn further(self, bytes: usize) -> Self {
+        match self {
+            Host::To(at) => Host::To(at.wrapping_add(bytes)),
+            Host::From(at) => Host::From(at.wrapping_add(bytes)),
+        }
+    }
+}
+
+/// Describes a copy of runs `pitch` apart on the device, dense on the host.
+fn copy_2d(at: u64, pitch: usize, bytes: usize, host: Host, runs: usize) -> CUDA_MEMCPY2D {
+    use sys::CUmemorytype as M;
+    let (device, dense) = (M::CU_MEMORYTYPE_UNIFIED, M::CU_MEMORYTYPE_HOST);
+    // Out of the device's memory; the other way is the same with its sides exchanged.
+    let copy = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: device,
+        srcHost: null(),
+        srcDevice: at,
+        srcArray: null_mut(),
+        srcPitch: pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: dense,
+        dstHost: null_mut(),
+        dstDevice: 0,
+        dstArray: null_mut(),
+        dstPitch: bytes,
+        WidthInBytes: bytes,
+        Height: runs,
+    };
+    match host {
+        Host::To(to) => CUDA_MEMCPY2D { dstHost: to.cast(), ..copy },
+        Host::From(from) => CUDA_MEMCPY2D {
+            srcMemoryType: dense,
+            srcHost: from.cast(),
+            srcDevice: 0,
+            srcPitch: bytes,
+            dstMemoryType: device,
+            dstDevice: at,
+            dstPitch: pitch,
+            ..copy
+        },
     }
 }
 

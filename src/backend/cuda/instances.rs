@@ -11,7 +11,7 @@ pub enum Work {
     Mamba2Decode,
     /// Mamba-2: the tail of an extend.
     Mamba2Tail,
-    /// Mamba-2: states at a held position.
+    /// Mamba-2: states at held positions.
     Mamba2Export,
     /// Delta rules, as for Mamba-2.
     DeltaSerial,
@@ -27,14 +27,16 @@ pub enum Work {
     Commit,
     /// Checkpoints and tags of a reset.
     Reset,
-    /// Cursors of a reset or an import.
+    /// Cursors of a reset, an import, a copy or a flush that is to come.
     Cursors,
     /// Checkpoints of an import.
     Import,
-    /// Windows of convolutions at a held position.
+    /// Windows of convolutions at held positions.
     Window,
     /// Committed tokens taken back.
     Rewind,
+    /// Memory of copies.
+    Copy,
     /// Cursors for the caller.
     ReadCursors,
     /// Checks before a step or extend, and guards of a new pool.
@@ -42,7 +44,7 @@ pub enum Work {
 }
 
 /// Kernels of which there is one.
-pub const SINGLE: [Work; 10] = [
+pub const SINGLE: [Work; 11] = [
     Work::Mamba2Tail,
     Work::Conv1d,
     Work::Commit,
@@ -51,6 +53,7 @@ pub const SINGLE: [Work; 10] = [
     Work::Import,
     Work::Window,
     Work::Rewind,
+    Work::Copy,
     Work::ReadCursors,
     Work::Inspect,
 ];
@@ -145,6 +148,7 @@ impl Key {
             Work::Import => "import",
             Work::Window => "window",
             Work::Rewind => "rewind",
+            Work::Copy => "copy",
             Work::ReadCursors => "read_cursors",
             Work::Inspect => "inspect",
         }
@@ -180,6 +184,7 @@ impl Key {
             Work::Import => "slots/import.cu",
             Work::Window => "slots/window.cu",
             Work::Rewind => "slots/rewind.cu",
+            Work::Copy => "slots/copy.cu",
             Work::ReadCursors => "slots/read_cursors.cu",
             Work::Inspect => "slots/inspect.cu",
         }

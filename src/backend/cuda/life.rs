@@ -1,4 +1,4 @@
-//! Launches of everything in a slot's life but the steps: `cuda/slots`, and exports.
+//! Launches of everything in a slot's life but steps, states at held positions and copies: `cuda/slots`.
 //!
 //! Lists in device memory are read by the kernels. Lists on the host are checked here, before anything is enqueued, and travel in the
 //! launches' parameters, a part at a time.
@@ -6,40 +6,49 @@
 use std::sync::Arc;
 
 use super::Cuda;
-use super::delta;
 use super::instances::{Key, Work};
-use super::mamba2;
 use super::params::{
-    Batch, CommitParams, Component, CursorParams, ImportParams, List, MAX_INLINE, MAX_POOLS, PoolTags, ReadParams,
-    ResetParams, RewindParams, Slots, State, StateTensor, WindowParams, Windows,
+    Batch, CommitParams, Component, CursorParams, Ids, ImportParams, List, MAX_INLINE, MAX_POOLS, PoolTags, ReadParams,
+    ResetParams, RewindParams, Slots, State, StateTensor, Windows, cursors as kinds,
 };
 use crate::backend::cpu::life::check_positions;
 use crate::backend::cpu::raw;
-use crate::backend::cpu::rows::check_list;
+use crate::backend::cpu::rows::{check_list, check_lists};
 use crate::error::{Error, Result};
-use crate::replay::config::{Family, Format};
+use crate::replay::config::Format;
 use crate::replay::launch::{self, Address, CommitArgs, Cursor, Exec, PoolView, ResetArgs, SlotsView, Where};
 use crate::replay::layout;
 
 /// Threads of a block: of kernels with a thread per entry, and of those that move states.
-const SMALL: u32 = 128;
-const LARGE: u32 = 256;
+pub(super) const SMALL: u32 = 128;
+pub(super) const LARGE: u32 = 256;
 
 /// Loads what every slots handle needs.
 pub(super) fn prepare(cuda: &Cuda) -> Result<()> {
-    [Work::Commit, Work::Reset, Work::Cursors, Work::Import, Work::Rewind, Work::ReadCursors]
+    [Work::Commit, Work::Reset, Work::Cursors, Work::Import, Work::Rewind, Work::Copy, Work::ReadCursors]
         .into_iter()
         .try_for_each(|work| cuda.load(Key::single(work)))
 }
 
-/// A list in parts that fit a launch.
-fn parts(list: &launch::List, position: Option<Address>) -> impl Iterator<Item = List> {
-    let step = if list.place == Where::Device { usize::MAX } else { MAX_INLINE };
-    let list = *list;
-    (0..list.n).step_by(step).map(move |first| match list.place {
-        Where::Device => List::device(&list, position),
-        Where::Host => host_part(&list, position, first),
-    })
+/// Where the parts of a list that fit a launch begin.
+pub(super) fn parts(list: &launch::List) -> impl Iterator<Item = i64> + use<> {
+    (0..list.n).step_by(if list.place == Where::Device { usize::MAX } else { MAX_INLINE })
+}
+
+/// The part of a list that begins with an entry.
+pub(super) fn part(list: &launch::List, position: Option<Address>, first: i64) -> List {
+    match list.place {
+        Where::Device => List::device(list, position),
+        Where::Host => host_part(list, position, first),
+    }
+}
+
+/// Ids of a host list from `first` on, as many as fit.
+pub(super) fn inline_ids(ids: &launch::Ids, first: i64, n: i64, to: &mut [i32]) {
+    for (i, to) in (first..n).zip(to) {
+        // SAFETY: the caller's host array has n elements.
+        *to = unsafe { raw::id(ids, i) }.max(-1) as i32;
+    }
 }
 
 /// Entries of a host list from `first` on.
@@ -49,15 +58,14 @@ fn host_part(list: &launch::List, position: Option<Address>, first: i64) -> List
         first,
         is_inline: 1,
         has_position: position.is_some().into(),
+        which: list.which as i32,
         ..List::EMPTY
     };
-    for (i, slot) in (first..list.n).zip(&mut part.inline_slots) {
-        // SAFETY: the caller's host array has n elements.
-        *slot = unsafe { raw::id(&list.slots, i) }.max(-1) as i32;
+    if let Some(slots) = list.slot_ids() {
+        inline_ids(slots, first, list.n, &mut part.inline_slots);
     }
-    for (i, ring) in (first..list.n).zip(&mut part.inline_rings) {
-        // SAFETY: the caller's host array has n elements.
-        *ring = unsafe { raw::id(&list.rings, i) }.max(-1) as i32;
+    if let Some(rings) = list.ring_ids() {
+        inline_ids(rings, first, list.n, &mut part.inline_rings);
     }
     if let Some(array) = position {
         for (i, position) in (first..list.n).zip(&mut part.inline_position) {
@@ -107,56 +115,66 @@ pub(super) fn reset(
     cuda: &Cuda,
     slots: &SlotsView,
     pools: &[Arc<PoolView>],
-    list: &launch::List,
+    lists: &launch::PoolLists,
     args: &ResetArgs,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    check_lists(slots, pools, lists, "list", true)?;
+    let list = &lists.list;
     check_positions(list, args.position, "reset_args.position")?;
     let mut exec = *exec;
-    for part in parts(list, args.position) {
+    for first in parts(list) {
         for pool in pools {
-            reset_pool(cuda, slots, pool, part, args, &exec)?;
+            reset_pool(cuda, slots, pool, part(&lists.of(pool), args.position, first), args, &exec)?;
             exec = exec.after_own_launch();
         }
-        let mut params = CursorParams {
-            has_seed: args.seed.is_some().into(),
-            has_generation: args.generation.is_some().into(),
-            ..cursors(slots, part)
-        };
-        for (array, to) in [(args.seed, &mut params.seed), (args.generation, &mut params.generation)] {
-            *to = array.map_or(0, |array| array.0 as u64);
-        }
-        if list.place == Where::Host {
-            if let Some(seed) = args.seed {
-                for (i, to) in (part.first..list.n).zip(&mut params.inline_seed) {
+        let mut params =
+            CursorParams { has_seed: args.seed.is_some().into(), ..cursors(slots, part(list, args.position, first)) };
+        set_generations(&mut params, list, args.generation);
+        if let Some(seed) = args.seed {
+            params.seed = seed.0 as u64;
+            if list.place == Where::Host {
+                for (i, to) in (first..list.n).zip(&mut params.inline_seed) {
                     // SAFETY: the caller's host array has n elements.
                     *to = unsafe { raw::read(seed.offset(i * 8)) };
                 }
             }
-            if let Some(generation) = args.generation {
-                for (i, to) in (part.first..list.n).zip(&mut params.inline_generation) {
-                    // SAFETY: the caller's host array has n elements.
-                    *to = unsafe { raw::read(generation.offset(i * 4)) };
-                }
-            }
         }
-        cuda.launch(Key::single(Work::Cursors), &exec, blocks(part.n), SMALL, 0, &params)?;
+        launch_cursors(cuda, &exec, &params)?;
         exec = exec.after_own_launch();
     }
     Ok(())
 }
 
-fn cursors(slots: &SlotsView, list: List) -> CursorParams {
+/// Enqueues what sets cursors.
+pub(super) fn launch_cursors(cuda: &Cuda, exec: &Exec, params: &CursorParams) -> Result<()> {
+    cuda.launch(Key::single(Work::Cursors), exec, blocks(params.list.n), SMALL, 0, params)
+}
+
+/// Generations that are given for a list, of which the launch has a part.
+pub(super) fn set_generations(params: &mut CursorParams, list: &launch::List, generation: Option<Address>) {
+    let Some(generation) = generation else { return };
+    (params.generation, params.has_generation) = (generation.0 as u64, 1);
+    if list.place == Where::Host {
+        for (i, to) in (params.list.first..list.n).zip(&mut params.inline_generation) {
+            // SAFETY: the caller's host array has n elements.
+            *to = unsafe { raw::read(generation.offset(i * 4)) };
+        }
+    }
+}
+
+/// Cursors of a reset.
+pub(super) fn cursors(slots: &SlotsView, list: List) -> CursorParams {
     CursorParams {
         slots: Slots::of(slots),
         list,
+        from: List::EMPTY,
         seed: 0,
         generation: 0,
-        is_import: 0,
+        kind: kinds::RESET,
+        has_from: 0,
         has_seed: 0,
         has_generation: 0,
-        reserved: 0,
         inline_seed: [0; MAX_INLINE],
         inline_generation: [0; MAX_INLINE],
     }
@@ -170,7 +188,7 @@ fn reset_pool(
     args: &ResetArgs,
     exec: &Exec,
 ) -> Result<()> {
-    let (state, windows) = (State::of(pool), Windows::of(slots, pool));
+    let (state, windows) = (State::of(pool, None), Windows::of(slots, pool, None));
     let convert = args.convert && pool.config.format == Format::Split32 && state.is_some();
     // A head in shared memory where it fits; else as much of it as there is.
     let head = state.map_or(0, |s| i64::from(s.rows) * i64::from(s.columns) * 4);
@@ -201,12 +219,12 @@ pub(super) fn import(
     src: &launch::StateTensor,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    check_list(slots, list, "list", true)?;
     check_positions(list, position, "position")?;
-    let (state, windows) = (State::of(pool), Windows::of(slots, pool));
+    let (state, windows) = (State::of(pool, None), Windows::of(slots, pool, None));
     let mut exec = *exec;
-    for part in parts(list, position) {
-        let src = StateTensor::of(src, pool.config.n_layers, part.first);
+    for first in parts(list) {
+        let (part, src) = (part(list, position, first), StateTensor::of(src, pool.config.n_layers, first));
         let items = part.n.saturating_mul(src.n_layers.into()).saturating_mul(units(&state, &windows));
         let params = ImportParams {
             slots: Slots::of(slots),
@@ -219,38 +237,8 @@ pub(super) fn import(
         };
         cuda.launch(Key::single(Work::Import), &exec, items, LARGE, 0, &params)?;
         exec = exec.after_own_launch();
-        let params = CursorParams { is_import: 1, ..cursors(slots, part) };
-        cuda.launch(Key::single(Work::Cursors), &exec, blocks(part.n), SMALL, 0, &params)?;
-    }
-    Ok(())
-}
-
-/// Reads states at held positions. Nothing of the slot changes.
-pub(super) fn export(
-    cuda: &Cuda,
-    slots: &SlotsView,
-    pool: &PoolView,
-    list: &launch::List,
-    at: Option<Address>,
-    dst: &launch::StateTensor,
-    exec: &Exec,
-) -> Result<()> {
-    check_list(slots, list, false)?;
-    let mut exec = *exec;
-    for part in parts(list, at) {
-        let dst = StateTensor::of(dst, pool.config.n_layers, part.first);
-        match &pool.config.family {
-            Family::Mamba2(_) => mamba2::export(cuda, slots, pool, part, dst, &exec)?,
-            Family::Delta(_) => delta::export(cuda, slots, pool, part, dst, &exec)?,
-            Family::Conv1d(_) => {
-                let windows = Windows::of(slots, pool).unwrap_or_default();
-                let items = part.n.saturating_mul(dst.n_layers.into()).saturating_mul(windows.tiles());
-                let params =
-                    WindowParams { slots: Slots::of(slots), list: part, dst, windows, pool: pool.index, reserved: 0 };
-                cuda.launch(Key::single(Work::Window), &exec, items, SMALL, 0, &params)?;
-            }
-        }
-        exec = exec.after_own_launch();
+        let params = CursorParams { kind: kinds::IMPORT, ..cursors(slots, part) };
+        launch_cursors(cuda, &exec, &params)?;
     }
     Ok(())
 }
@@ -260,12 +248,13 @@ pub(super) fn rewind(
     cuda: &Cuda,
     slots: &SlotsView,
     pools: &[Arc<PoolView>],
-    list: &launch::List,
+    lists: &launch::PoolLists,
     n: Address,
     done: Option<Address>,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, true)?;
+    check_lists(slots, pools, lists, "list", true)?;
+    let list = &lists.list;
     if pools.len() > MAX_POOLS {
         return Err(Error::unsupported(
             "slots",
@@ -277,41 +266,55 @@ pub(super) fn rewind(
         // SAFETY: the caller's host array has n elements.
         unsafe { raw::read::<i32>(n.offset(i * 4)) }
     };
-    if list.place == Where::Host {
+    let is_inline = list.place == Where::Host;
+    if is_inline {
         for i in 0..list.n {
             if wanted(i) < 0 && !crate::backend::cpu::rows::skipped(list, i) {
                 return Err(Error::invalid(format!("n[{i}]"), wanted(i), "0 or more"));
             }
         }
     }
+    // Groups of slot ids share the place of one list: the more there are, the fewer entries has a launch.
+    let named = pools.iter().filter(|pool| lists.named.of(pool.index).is_some()).count();
+    let step = if is_inline { MAX_INLINE / (named + 1) } else { i64::MAX as usize };
     let mut exec = *exec;
-    for part in parts(list, None) {
+    for first in (0..list.n).step_by(step) {
         let mut params = RewindParams {
             slots: Slots::of(slots),
-            list: part,
+            list: part(list, None, first),
             n: n.0 as u64,
-            done: done.map_or(0, |done| done.offset(part.first * 4).0 as u64),
+            done: done.map_or(0, |done| done.offset(first * 4).0 as u64),
             pools: [PoolTags::default(); MAX_POOLS],
             n_pools: pools.len() as i32,
             reserved: 0,
-            inline_n: [0; MAX_INLINE],
         };
+        let entries = params.list.n.min(step as i64);
+        params.list.n = entries;
+        let mut groups = 0;
         for (pool, to) in pools.iter().zip(&mut params.pools) {
             let (count, per_ring) = pool.tag_count();
+            let own = lists.named.of(pool.index);
+            groups += i32::from(own.is_some());
             *to = PoolTags {
-                tags: Component::of(pool, layout::Component::Tags),
+                tags: Component::of(pool, layout::Component::Tags, None),
+                slots: own.as_ref().map_or(List::EMPTY.slots, Ids::from),
                 n_layers: pool.config.n_layers as i32,
                 count: count as i32,
                 per_ring: per_ring.into(),
-                reserved: 0,
+                group: if own.is_some() { groups } else { 0 },
             };
-        }
-        if list.place == Where::Host {
-            for (i, to) in (part.first..list.n).zip(&mut params.inline_n) {
-                *to = wanted(i);
+            if let (true, Some(own)) = (is_inline, own) {
+                let begin = groups as usize * entries as usize;
+                let ids = params.list.inline_slots.get_mut(begin..).unwrap_or_default();
+                inline_ids(&own, first, first + entries, ids);
             }
         }
-        cuda.launch(Key::single(Work::Rewind), &exec, part.n, LARGE, 0, &params)?;
+        if is_inline {
+            for (i, to) in (first..first + entries).zip(&mut params.list.inline_position) {
+                *to = wanted(i).into();
+            }
+        }
+        cuda.launch(Key::single(Work::Rewind), &exec, entries, LARGE, 0, &params)?;
         exec = exec.after_own_launch();
     }
     Ok(())
@@ -325,10 +328,11 @@ pub(super) fn read_cursors(
     dst: Address,
     exec: &Exec,
 ) -> Result<()> {
-    check_list(slots, list, false)?;
+    check_list(slots, list, "list", false)?;
     let mut exec = *exec;
-    for part in parts(list, None) {
-        let dst = dst.offset(part.first * size_of::<Cursor>() as i64).0 as u64;
+    for first in parts(list) {
+        let part = part(list, None, first);
+        let dst = dst.offset(first * size_of::<Cursor>() as i64).0 as u64;
         let params = ReadParams { slots: Slots::of(slots), list: part, dst };
         let words = part.n * (size_of::<Cursor>() / 8) as i64;
         cuda.launch(Key::single(Work::ReadCursors), &exec, blocks(words), SMALL, 0, &params)?;

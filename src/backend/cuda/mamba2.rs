@@ -4,7 +4,7 @@ use super::Cuda;
 use super::decode;
 use super::instances::{COLUMNS, Key, Work};
 use super::params::{
-    Batch, CHUNK, Carve, Component, GATES_BYTES, List, Mamba2ExportParams, Mamba2Params, Place, Slots, State,
+    Batch, CHUNK, Carve, Component, Fold, GATES_BYTES, List, Mamba2ExportParams, Mamba2Params, Place, Slots, State,
     StateTensor, TOKENS, Tensor, mode as number,
 };
 use crate::error::{Error, Result};
@@ -68,13 +68,13 @@ pub(super) fn run(
     args: &Mamba2Args,
     exec: &Exec,
 ) -> Result<()> {
-    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool)) else {
+    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool, Some(layer))) else {
         return Err(Error::Internal("a Mamba-2 call on another family".into()));
     };
     let [serial, parallel, _] = keys(&pool.config, dims.dstate);
     let is_serial = mode == Mode::Extend || pool.config.readout == Readout::Exact || batch.max_tokens > MAX_PARALLEL;
     let carve = carve(state.columns, state.warps, if is_serial { 0 } else { batch.max_tokens as usize });
-    let ring = |component| Component::of(pool, component);
+    let ring = |component| Component::of(pool, component, Some(layer));
     let params = Mamba2Params {
         slots: Slots::of(slots),
         batch: Batch::of(batch, exec),
@@ -114,23 +114,27 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Enqueues an export.
-pub(super) fn export(
+/// Enqueues a fold: states at held positions of a list's entries, or of a batch's rows.
+#[allow(clippy::too_many_arguments, reason = "what a fold consists of")]
+pub(super) fn fold(
     cuda: &Cuda,
     slots: &SlotsView,
     pool: &PoolView,
     list: List,
+    batch: Option<Batch>,
     dst: StateTensor,
+    fold: Fold,
     exec: &Exec,
 ) -> Result<()> {
-    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool)) else {
+    let (Family::Mamba2(dims), Some(state)) = (&pool.config.family, State::of(pool, None)) else {
         return Err(Error::Internal("a Mamba-2 call on another family".into()));
     };
     let [_, _, key] = keys(&pool.config, dims.dstate);
     let carve = carve(state.columns, state.warps, 0);
-    let ring = |component| Component::of(pool, component);
+    let ring = |component| Component::of(pool, component, None);
     let family = Mamba2Params {
         slots: Slots::of(slots),
+        batch: batch.unwrap_or_default(),
         place: Place { pool: pool.index, layer: 0 },
         state,
         ring_x: ring(layout::Component::X),
@@ -142,8 +146,12 @@ pub(super) fn export(
         heads_per_group: dims.heads_per_group() as i32,
         ..Mamba2Params::default()
     };
-    let items =
-        list.n.saturating_mul(dst.n_layers.into()).saturating_mul(i64::from(state.heads) * i64::from(state.parts));
-    let params = Mamba2ExportParams { family, list, dst };
-    cuda.launch(key, exec, items, state.warps as u32 * 32, carve.bytes(), &params)
+    let threads = state.warps as u32 * 32;
+    let units = i64::from(dst.n_layers) * i64::from(state.heads) * i64::from(state.parts);
+    let items = match batch {
+        Some(batch) => cuda.due_blocks(threads).min(batch.n_rows.saturating_mul(units)),
+        None => list.n.saturating_mul(units),
+    };
+    let params = Mamba2ExportParams { family, list, dst, fold };
+    cuda.launch(key, exec, items, threads, carve.bytes(), &params)
 }

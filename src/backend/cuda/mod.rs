@@ -4,9 +4,11 @@
 //! that every call can be captured in a graph. Kernels are the cubins that the build made of `cuda/`.
 
 mod conv1d;
+mod copy;
 mod decode;
 mod delta;
 mod driver;
+mod fold;
 mod images;
 mod inspect;
 pub mod instances;
@@ -23,9 +25,10 @@ use self::params::Params;
 use crate::error::{Error, Result};
 use crate::replay::config::{PoolConfig, SlotsConfig};
 use crate::replay::launch::{
-    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, DeltaArgs, Exec, Input, List, Mamba2Args, Memory, Mode,
-    PoolView, Report, ResetArgs, SlotsView, StateTensor, Stats,
+    Address, Backend, BackendInfo, Batch, CommitArgs, ConvArgs, CopyArgs, DeltaArgs, Exec, FlushArgs, Input, List,
+    Mamba2Args, Memory, Mode, PoolLists, PoolView, Report, ResetArgs, SlotsView, SnapshotArgs, StateTensor, Stats,
 };
+use crate::replay::layout::COUNTER_BYTES;
 
 pub use self::driver::{allocations, probe};
 pub use self::images::{IMAGES, architectures};
@@ -99,6 +102,11 @@ impl Cuda {
         self.kernel(key).map_or(0, |kernel| kernel.shared_limit)
     }
 
+    /// Blocks of a launch that looks for rows which are due, and hardly ever finds one: what runs at once.
+    fn due_blocks(&self, threads: u32) -> i64 {
+        i64::from(self.device.multiprocessors) * i64::from(256 / threads.max(1)).clamp(1, 2)
+    }
+
     fn kernel(&self, key: Key) -> Result<&Kernel> {
         let kernel = self.kernels.get(&key).and_then(OnceLock::get);
         kernel.ok_or_else(|| Error::Internal(format!("kernel {} is not loaded", key.name())))
@@ -162,8 +170,21 @@ impl Backend for Cuda {
         self.device.write(to.0 as u64, bytes)
     }
 
+    fn check_wait(&self, exec: &Exec) -> Result<()> {
+        self.device.check_not_capturing(exec.stream)
+    }
+
+    fn read_runs(&self, from: Address, stride: i64, bytes: usize, into: &mut [u8], exec: &Exec) -> Result<()> {
+        self.device.read_runs(exec.stream, from.0 as u64, stride, bytes, into)
+    }
+
+    fn write_runs(&self, to: Address, stride: i64, bytes: usize, from: &[u8], exec: &Exec) -> Result<()> {
+        self.device.write_runs(exec.stream, to.0 as u64, stride, bytes, from)
+    }
+
     fn allocate_counters(&self) -> Result<Box<dyn Memory>> {
-        let stats = self.device.allocate("the counters", size_of::<params::Stats>() as u64)?;
+        const { assert!(size_of::<params::Stats>() as u64 <= COUNTER_BYTES) };
+        let stats = self.device.allocate("the counters", COUNTER_BYTES)?;
         let host = self.device.allocate_host("the counters", size_of::<params::Counters>() as u64)?;
         // SAFETY: a block of ours of this size, which nobody else knows yet.
         unsafe { (*host.at.cast::<params::Counters>()).stats = stats.at };
@@ -254,11 +275,11 @@ impl Backend for Cuda {
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         args: &ResetArgs,
         exec: &Exec,
     ) -> Result<()> {
-        life::reset(self, slots, pools, list, args, exec)
+        life::reset(self, slots, pools, lists, args, exec)
     }
 
     fn import(
@@ -282,19 +303,53 @@ impl Backend for Cuda {
         dst: &StateTensor,
         exec: &Exec,
     ) -> Result<()> {
-        life::export(self, slots, pool, list, at, dst, exec)
+        fold::export(self, slots, pool, list, at, dst, exec)
     }
 
     fn rewind(
         &self,
         slots: &SlotsView,
         pools: &[Arc<PoolView>],
-        list: &List,
+        lists: &PoolLists,
         n: Address,
         done: Option<Address>,
         exec: &Exec,
     ) -> Result<()> {
-        life::rewind(self, slots, pools, list, n, done, exec)
+        life::rewind(self, slots, pools, lists, n, done, exec)
+    }
+
+    fn flush(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        lists: &PoolLists,
+        args: &FlushArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::flush(self, slots, pools, lists, args, exec)
+    }
+
+    fn snapshot(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        batch: &Batch,
+        args: &SnapshotArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        fold::snapshot(self, slots, pools, batch, args, exec)
+    }
+
+    fn copy(
+        &self,
+        slots: &SlotsView,
+        pools: &[Arc<PoolView>],
+        from: &PoolLists,
+        to: &PoolLists,
+        args: &CopyArgs,
+        exec: &Exec,
+    ) -> Result<()> {
+        copy::run(self, slots, pools, from, to, args, exec)
     }
 
     fn read_cursors(&self, slots: &SlotsView, list: &List, dst: Address, exec: &Exec) -> Result<()> {

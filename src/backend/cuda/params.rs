@@ -81,6 +81,9 @@ pub struct Tensor {
     pub reserved: i32,
 }
 
+/// In place of a layer stride: the base is that of a table with the address of each layer.
+pub const LAYER_TABLE: i64 = i64::MIN;
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Component {
@@ -266,9 +269,31 @@ pub struct List {
     pub position: u64,
     pub is_inline: i32,
     pub has_position: i32,
+    pub which: i32,
+    pub reserved: i32,
     pub inline_slots: [i32; MAX_INLINE],
     pub inline_rings: [i32; MAX_INLINE],
     pub inline_position: [i64; MAX_INLINE],
+}
+
+/// What becomes of states at held positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum FoldKind {
+    Export = 0,
+    Flush = 1,
+    Store = 2,
+}
+
+/// Whose states, and where they go.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Fold {
+    pub at: u64,
+    pub slots: Ids,
+    pub kind: i32,
+    pub is_batch: i32,
+    pub inline_slots: [i32; MAX_INLINE],
 }
 
 /// The windows of a convolution.
@@ -277,6 +302,8 @@ pub struct List {
 pub struct Windows {
     pub ring: Component,
     pub tags: Component,
+    pub stored: Component,
+    pub stored_tags: Component,
     pub channels: i32,
     pub width: i32,
     pub rows: i32,
@@ -335,12 +362,13 @@ pub struct ResetParams {
 pub struct CursorParams {
     pub slots: Slots,
     pub list: List,
+    pub from: List,
     pub seed: u64,
     pub generation: u64,
-    pub is_import: i32,
+    pub kind: i32,
+    pub has_from: i32,
     pub has_seed: i32,
     pub has_generation: i32,
-    pub reserved: i32,
     pub inline_seed: [u64; MAX_INLINE],
     pub inline_generation: [u32; MAX_INLINE],
 }
@@ -361,8 +389,10 @@ pub struct ImportParams {
 #[derive(Debug, Clone, Copy)]
 pub struct WindowParams {
     pub slots: Slots,
+    pub batch: Batch,
     pub list: List,
     pub dst: StateTensor,
+    pub fold: Fold,
     pub windows: Windows,
     pub pool: i32,
     pub reserved: i32,
@@ -374,6 +404,7 @@ pub struct Mamba2ExportParams {
     pub family: Mamba2Params,
     pub list: List,
     pub dst: StateTensor,
+    pub fold: Fold,
 }
 
 #[repr(C)]
@@ -382,20 +413,64 @@ pub struct DeltaExportParams {
     pub family: DeltaParams,
     pub list: List,
     pub dst: StateTensor,
+    pub fold: Fold,
+}
+
+/// The most components of a pool.
+pub const MAX_COMPONENTS: usize = 8;
+
+/// Bytes of a chunk that a block copies.
+pub const COPY_BYTES: i64 = 16384;
+
+/// What sets cursors; copies are numbered from the last one on.
+pub mod cursors {
+    pub const RESET: i32 = 0;
+    pub const IMPORT: i32 = 1;
+    pub const FLUSH_LATER: i32 = 2;
+    pub const COPY: i32 = 16;
+}
+
+/// A part of a pool's memory that is copied.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CopiedComponent {
+    pub at: Component,
+    pub bytes: i64,
+    pub first_chunk: i64,
+    pub kind: i32,
+    pub per_ring: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CopyParams {
+    pub slots: Slots,
+    pub from: List,
+    pub to: List,
+    pub windows: Windows,
+    pub components: [CopiedComponent; MAX_COMPONENTS],
+    pub n_chunks: i64,
+    pub n_components: i32,
+    pub n_layers: i32,
+    pub kind: i32,
+    pub pool: i32,
+    pub is_window: i32,
+    pub reserved: i32,
 }
 
 /// The most pools whose tags travel in a launch.
-pub const MAX_POOLS: usize = 48;
+pub const MAX_POOLS: usize = 40;
 
 /// The tags of a pool.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PoolTags {
     pub tags: Component,
+    pub slots: Ids,
     pub n_layers: i32,
     pub count: i32,
     pub per_ring: i32,
-    pub reserved: i32,
+    pub group: i32,
 }
 
 #[repr(C)]
@@ -408,7 +483,6 @@ pub struct RewindParams {
     pub pools: [PoolTags; MAX_POOLS],
     pub n_pools: i32,
     pub reserved: i32,
-    pub inline_n: [i32; MAX_INLINE],
 }
 
 #[repr(C)]
@@ -477,6 +551,7 @@ params!(
     WindowParams,
     Mamba2ExportParams,
     DeltaExportParams,
+    CopyParams,
     RewindParams,
     InspectParams,
     ReadParams
@@ -505,12 +580,15 @@ impl From<&Option<launch::Tensor>> for Tensor {
 }
 
 impl Component {
-    /// A pool's component; nothing if the pool has none of the kind.
-    pub fn of(pool: &PoolView, component: layout::Component) -> Self {
-        pool.components.iter().find(|c| c.component == component).map_or_else(Component::default, |c| Component {
-            base: c.base.0 as u64,
-            layer_stride: c.layer_stride,
-            stride: c.stride,
+    /// A pool's component, for a kernel that works on one layer, or (none) on all of them; nothing if the pool has none of the kind.
+    pub fn of(pool: &PoolView, component: layout::Component, layer: Option<i64>) -> Self {
+        pool.component(component).map_or_else(Component::default, |c| {
+            let (base, layer_stride) = match (layer, c.table()) {
+                (Some(layer), _) => (c.base(layer), 0),
+                (None, Some(table)) => (table, LAYER_TABLE),
+                (None, None) => (c.base(0), c.layer_stride()),
+            };
+            Component { base: base.0 as u64, layer_stride, stride: c.stride() }
         })
     }
 }
@@ -527,7 +605,7 @@ impl Guard {
     /// Those of a pool.
     pub fn all(pool: &PoolView) -> impl Iterator<Item = Self> {
         pool.components.iter().filter(|c| c.guarded).map(|c| Guard {
-            component: Component::of(pool, c.component),
+            component: Component::of(pool, c.component, None),
             bytes: c.bytes,
             per_ring: c.per_ring.into(),
             reserved: 0,
@@ -592,6 +670,7 @@ impl List {
             rings: Ids::from(&list.rings),
             position: pointer(position),
             has_position: position.is_some().into(),
+            which: list.which as i32,
             ..List::EMPTY
         }
     }
@@ -605,13 +684,32 @@ impl List {
         position: 0,
         is_inline: 0,
         has_position: 0,
+        which: 0,
+        reserved: 0,
         inline_slots: [0; MAX_INLINE],
         inline_rings: [0; MAX_INLINE],
         inline_position: [0; MAX_INLINE],
     };
 }
 
+impl Fold {
+    /// Of a list's entries.
+    pub const fn of_list(kind: FoldKind) -> Self {
+        Fold { at: 0, slots: List::EMPTY.slots, kind: kind as i32, is_batch: 0, inline_slots: [0; MAX_INLINE] }
+    }
+
+    /// Of the rows of a batch that reach a position, to these slots.
+    pub fn of_batch(at: Address, slots: &launch::Ids) -> Self {
+        Fold { at: at.0 as u64, slots: Ids::from(slots), is_batch: 1, ..Fold::of_list(FoldKind::Store) }
+    }
+}
+
 impl StateTensor {
+    /// No buffer: all layers of a pool.
+    pub fn layers(n_layers: usize) -> Self {
+        StateTensor { layer: -1, n_layers: n_layers as i32, ..StateTensor::default() }
+    }
+
     /// Of a pool with so many layers, from entry `first` on.
     pub fn of(t: &launch::StateTensor, n_layers: usize, first: i64) -> Self {
         StateTensor {
@@ -630,11 +728,13 @@ impl StateTensor {
 
 impl Windows {
     /// A convolution's; none of another family.
-    pub fn of(slots: &SlotsView, pool: &PoolView) -> Option<Self> {
+    pub fn of(slots: &SlotsView, pool: &PoolView, layer: Option<i64>) -> Option<Self> {
         let Family::Conv1d(dims) = &pool.config.family else { return None };
         Some(Windows {
-            ring: Component::of(pool, layout::Component::Conv),
-            tags: Component::of(pool, layout::Component::Tags),
+            ring: Component::of(pool, layout::Component::Conv, layer),
+            tags: Component::of(pool, layout::Component::Tags, layer),
+            stored: Component::of(pool, layout::Component::Window, layer),
+            stored_tags: Component::of(pool, layout::Component::WindowTags, layer),
             channels: dims.channels as i32,
             width: dims.width as i32,
             rows: layout::conv_rows(&slots.config, dims.width) as i32,
@@ -651,18 +751,17 @@ impl Windows {
 
 impl State {
     /// A pool's states; none for a convolution.
-    pub fn of(pool: &PoolView) -> Option<Self> {
+    pub fn of(pool: &PoolView, layer: Option<i64>) -> Option<Self> {
         let config: &PoolConfig = &pool.config;
         let dims = config.family.state()?;
         let tiles = dims.rows.div_ceil(TILE_ROWS);
-        let checkpoint = Component::of(pool, layout::Component::Checkpoint);
-        // 16 bytes at a time: rows of whole chunks of eight elements, every one of them aligned.
-        let bytes = (checkpoint.base as i64) | checkpoint.layer_stride | checkpoint.stride;
-        let is_vector = dims.columns.is_multiple_of(8) && bytes % 16 == 0;
+        let checkpoint = Component::of(pool, layout::Component::Checkpoint, layer);
+        // 16 bytes at a time: rows of whole chunks of eight elements. Checkpoints are aligned, lent ones too.
+        let is_vector = dims.columns.is_multiple_of(8);
         let warps = tiles.min(MAX_WARPS);
         Some(State {
             checkpoint,
-            tags: Component::of(pool, layout::Component::Tags),
+            tags: Component::of(pool, layout::Component::Tags, layer),
             heads: dims.heads as i32,
             rows: dims.rows as i32,
             columns: dims.columns as i32,
@@ -736,7 +835,7 @@ mod tests {
     use crate::dtype::{Dtype, IndexType};
     use crate::replay::config::{Format, MAX_DIM, MAX_WIDTH, Readout, Schedule};
     use crate::replay::lanes::BLOCK;
-    use crate::replay::launch::{Cursor, fault};
+    use crate::replay::launch::{CopyKind, Cursor, Which, fault};
     use crate::replay::plan::MAX_PARALLEL;
     use crate::replay::position::{Convention, MAX_POSITION};
     use crate::replay::step::MAX_BLOCKS;
@@ -812,9 +911,30 @@ mod tests {
             MAX_INLINE = MAX_INLINE,
             MAX_SECTIONS = MAX_SECTIONS,
             MAX_POOLS = MAX_POOLS,
+            IDS_BOTH = Which::Both as i32,
+            IDS_SLOTS = Which::Slots as i32,
+            IDS_RINGS = Which::Rings as i32,
+            FOLD_EXPORT = FoldKind::Export as i32,
+            FOLD_FLUSH = FoldKind::Flush as i32,
+            FOLD_STORE = FoldKind::Store as i32,
+            COPY_FORK = CopyKind::Fork as i32,
+            COPY_MOVE = CopyKind::Move as i32,
+            COPY_SWAP = CopyKind::Swap as i32,
+            COPY_STORE = CopyKind::Store as i32,
+            COPY_LOAD = CopyKind::Load as i32,
+            COPY_STORED = CopyKind::Stored as i32,
+            CURSORS_RESET = cursors::RESET,
+            CURSORS_IMPORT = cursors::IMPORT,
+            CURSORS_FLUSH_LATER = cursors::FLUSH_LATER,
+            CURSORS_COPY = cursors::COPY,
+            COMPONENT_CHECKPOINT = layout::Component::Checkpoint as i32,
+            COMPONENT_TAGS = layout::Component::Tags as i32,
+            COMPONENT_WINDOW_TAGS = layout::Component::WindowTags as i32,
+            MAX_COMPONENTS = MAX_COMPONENTS,
+            COPY_BYTES = COPY_BYTES,
         }
         layout! { text:
-            Cursor { position, flush_before, seed, generation, flags }
+            Cursor { position, flush_before, seed, generation, committed }
             Report { bits, place, count, first_slot, first_row, first_pool, first_layer }
             Stats {
                 steps, rows, tokens, accepted, flushes, checkpoint_read, checkpoint_written, ring_read, ring_written,
@@ -847,9 +967,11 @@ mod tests {
             }
             StateTensor { data, entry, layer_stride, head, row, dtype, is_transposed, layer, n_layers }
             List {
-                n, first, slots, rings, position, is_inline, has_position, inline_slots, inline_rings, inline_position,
+                n, first, slots, rings, position, is_inline, has_position, which, inline_slots, inline_rings,
+                inline_position,
             }
-            Windows { ring, tags, channels, width, rows, io }
+            Fold { at, slots, kind, is_batch, inline_slots }
+            Windows { ring, tags, stored, stored_tags, channels, width, rows, io }
             ConvParams {
                 slots, batch, place, windows, x, out, weight, bias, section_starts, n_sections, silu, mode,
             }
@@ -858,14 +980,18 @@ mod tests {
                 slots, list, state, windows, pool, n_layers, is_window, keep_checkpoint, convert, shared_bytes,
             }
             CursorParams {
-                slots, list, seed, generation, is_import, has_seed, has_generation, inline_seed, inline_generation,
+                slots, list, from, seed, generation, kind, has_from, has_seed, has_generation, inline_seed, inline_generation,
             }
             ImportParams { slots, list, src, state, windows, pool, is_window }
-            WindowParams { slots, list, dst, windows, pool }
-            Mamba2ExportParams { family, list, dst }
-            DeltaExportParams { family, list, dst }
-            PoolTags { tags, n_layers, count, per_ring }
-            RewindParams { slots, list, n, done, pools, n_pools, inline_n }
+            WindowParams { slots, batch, list, dst, fold, windows, pool }
+            Mamba2ExportParams { family, list, dst, fold }
+            DeltaExportParams { family, list, dst, fold }
+            CopiedComponent { at, bytes, first_chunk, kind, per_ring }
+            CopyParams {
+                slots, from, to, windows, components, n_chunks, n_components, n_layers, kind, pool, is_window,
+            }
+            PoolTags { tags, slots, n_layers, count, per_ring, group }
+            RewindParams { slots, list, n, done, pools, n_pools }
             Input { tensor, heads, inner, per_token }
             Guard { component, bytes, per_ring }
             InspectParams { slots, batch, place, inputs, guards, n_inputs, n_guards, n_layers, writes_guards }

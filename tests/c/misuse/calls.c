@@ -355,6 +355,95 @@ void lists(void) {
   WORKS(replayssm_reset(slots, &list, NULL, NULL));
 }
 
+/* Flushes, snapshots and copies that can never be right. */
+void copies(void) {
+  static const int32_t zero[1] = {0}, one[1] = {1}, far[1] = {99};
+  static const int64_t low[1] = {-3}, at[1] = {0};
+  static const uint32_t generation[1] = {5};
+  replayssm_list src = good_list(), dst = good_list();
+  src.n = dst.n = 1;
+  src.slots.data = zero, dst.slots.data = one;
+  WORKS(replayssm_reset(slots, &src, NULL, NULL));
+  WORKS(replayssm_reset(slots, &dst, NULL, NULL));
+
+  replayssm_flush_args flush = REPLAYSSM_INIT(replayssm_flush_args);
+  WORKS(replayssm_flush(slots, &src, &flush, NULL));
+  flush.later = 1;
+  FAILS(INVALID, "flush_args.position", replayssm_flush(slots, &src, &flush, NULL));
+  flush.later = 2;
+  FAILS(UNSUPPORTED, "flush_args.later", replayssm_flush(slots, &src, &flush, NULL));
+  flush.later = 0, flush.position = low;
+  FAILS(INVALID, "flush_args.position[0] is -3", replayssm_flush(slots, &src, &flush, NULL));
+  flush.position = (const int64_t *)ODD(at);
+  FAILS(INVALID, "flush_args.position", replayssm_flush(slots, &src, &flush, NULL));
+
+  replayssm_copy_args copy = REPLAYSSM_INIT(replayssm_copy_args);
+  WORKS(replayssm_copy(slots, &src, &dst, NULL, NULL));
+  copy.kind = 6;
+  FAILS(UNSUPPORTED, "copy_args.kind", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_FORK, copy.position = at;
+  FAILS(INVALID, "copy_args.position", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_LOAD, copy.position = NULL;
+  FAILS(INVALID, "copy_args.position is NULL", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.position = low;
+  FAILS(INVALID, "copy_args.position[0]", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_STORE;
+  FAILS(INVALID, "copy_args.position[0]", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.position = NULL, copy.generation = generation;
+  FAILS(INVALID, "copy_args.generation", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.kind = REPLAYSSM_COPY_SWAP;
+  FAILS(INVALID, "copy_args.generation", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  copy.generation = NULL;
+  FAILS(INVALID, "dst.slots[0] is 0", replayssm_copy(slots, &src, &src, &copy, NULL));
+  replayssm_list both = good_list();
+  FAILS(INVALID, "dst is", replayssm_copy(slots, &src, &both, &copy, NULL));
+  dst.slots.data = far;
+  FAILS(INVALID, "dst.slots[0] is 99", replayssm_copy(slots, &src, &dst, &copy, NULL));
+  FAILS(INVALID, "src.slots[0] is 99", replayssm_copy(slots, &dst, &src, &copy, NULL));
+  dst.slots.data = one;
+  /* A source of many targets, but no target of many sources. */
+  static const int32_t twice[2] = {1, 1};
+  both.slots.data = twice;
+  replayssm_list others = good_list();
+  FAILS(INVALID, "dst.slots[1]", replayssm_copy(slots, &others, &both, NULL, NULL));
+
+  /* Pools with ids of their own. */
+  replayssm_layers *const named[2] = {mamba, mamba};
+  const replayssm_ids ids[2] = {good_ids(zero), good_ids(zero)};
+  src.n_pools = 1, src.pools = (const replayssm_layers *const *)named, src.pool_slots = ids;
+  WORKS(replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = 2;
+  FAILS(INVALID, "list.pools[1]", replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = -1;
+  FAILS(INVALID, "list.pools", replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = 65;
+  FAILS(INVALID, "list.pools", replayssm_flush(slots, &src, NULL, NULL));
+  src.n_pools = 1, src.pools = NULL;
+  FAILS(INVALID, "list.pools is NULL", replayssm_flush(slots, &src, NULL, NULL));
+  src.pools = (const replayssm_layers *const *)named, src.pool_slots = NULL;
+  FAILS(INVALID, "list.pool_slots is NULL", replayssm_flush(slots, &src, NULL, NULL));
+  src.pool_slots = ids, src.rings = good_ids(zero), src.slots.data = NULL;
+  FAILS(INVALID, "list.slots", replayssm_flush(slots, &src, NULL, NULL));
+  src.slots.data = zero, src.pools_reserved = 1;
+  FAILS(UNSUPPORTED, "list.pools_reserved", replayssm_flush(slots, &src, NULL, NULL));
+  src.pools_reserved = 0;
+  replayssm_cursor cursor;
+  FAILS(INVALID, "list.n_pools", replayssm_read_cursors(slots, &src, &cursor, NULL));
+
+  replayssm_batch batch = good_batch();
+  replayssm_snapshot_args snapshot = good_snapshot();
+  WORKS(replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  snapshot.at = NULL;
+  FAILS(INVALID, "snapshot_args.at", replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  snapshot = good_snapshot();
+  snapshot.dst.data = NULL;
+  FAILS(INVALID, "snapshot_args.dst", replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  snapshot = good_snapshot();
+  snapshot.n_pools = 1;
+  FAILS(INVALID, "snapshot_args.pools", replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  FAILS(INVALID, "replayssm_snapshot_args is NULL", replayssm_snapshot(slots, &batch, NULL, NULL));
+}
+
 /* What the host cannot see: bits that are read afterwards, and no slot is harmed. */
 void device_faults(void) {
   replayssm_report report = REPLAYSSM_INIT(replayssm_report);
@@ -500,8 +589,81 @@ static void texts(void) {
   FAILS(UNSUPPORTED, "max_step_tokens", replayssm_supports(context, &d, INT32_MAX));
 }
 
+/* Plans and blobs. The blobs themselves are tested where more is known of them. */
+static void plans_and_blobs(void) {
+  static unsigned char blob[1 << 20];
+  const replayssm_slots_desc s = good_slots();
+  const replayssm_pool_desc p = good_mamba();
+  replayssm_plan_info info = REPLAYSSM_INIT(replayssm_plan_info);
+  replayssm_component components[8];
+  uint64_t bytes = 77;
+  uint32_t generation = 40;
+  int32_t n = 77;
+  FAILS(INVALID, "n_pools is -1", replayssm_plan(&s, &p, -1, NULL, &info));
+  FAILS(INVALID, "n_pools is 4097", replayssm_plan(&s, &p, 4097, NULL, &info));
+  FAILS(INVALID, "replayssm_pool_desc", replayssm_plan(&s, NULL, 1, NULL, &info));
+  FAILS(INVALID, "replayssm_slots_desc", replayssm_plan(NULL, &p, 1, NULL, &info));
+  FAILS(INVALID, "replayssm_plan_info", replayssm_plan(&s, &p, 1, NULL, NULL));
+  CHECK(info.checkpoint_bytes == 0);
+  WORKS(replayssm_plan(&s, &p, 1, NULL, &info));
+  CHECK(info.checkpoint_bytes > 0 && info.slots_in_budget == -1);
+  memset(components, 0x5A, sizeof components);
+  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 4; at least 5", replayssm_plan_components(&s, &p, components, 4, &n));
+  CHECK(n == 5);
+  FAILS(INVALID, "n is NULL", replayssm_plan_components(&s, &p, components, 8, NULL));
+  for (size_t i = 0; i < sizeof components; i++) CHECK(((unsigned char *)components)[i] == 0x5A);
+
+  replayssm_list l = good_list();
+  l.n = 1;
+  FAILS(INVALID, "bytes is NULL", replayssm_save_bytes(slots, REPLAYSSM_SAVE_LIVE, NULL));
+  FAILS(UNSUPPORTED, "kind is -1", replayssm_save_bytes(slots, -1, &bytes));
+  CHECK(bytes == 77);
+  WORKS(replayssm_save_bytes(slots, REPLAYSSM_SAVE_LIVE, &bytes));
+  CHECK(bytes > 1000 && bytes < sizeof blob);
+  memset(blob, 0x5A, sizeof blob);
+  FAILS(UNSUPPORTED, "kind is 99", replayssm_save(slots, &l, 99, blob, sizeof blob, NULL));
+  FAILS(INVALID, "blob is NULL", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, NULL, sizeof blob, NULL));
+  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, bytes - 1, NULL));
+  for (size_t i = 0; i < sizeof blob; i++) CHECK(blob[i] == 0x5A);
+#define BAD_PLACE(assignment, word)                                                                 \
+  do {                                                                                              \
+    replayssm_list bad = l;                                                                         \
+    bad.assignment;                                                                                 \
+    FAILS(INVALID, word, replayssm_save(slots, &bad, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, NULL)); \
+    FAILS(INVALID, word, replayssm_restore(slots, &bad, blob, bytes, NULL, NULL));                  \
+  } while (0)
+  const int32_t none[1] = {-1}, high[1] = {SLOTS};
+  BAD_PLACE(n = 0, "list.n is 0");
+  BAD_PLACE(n = 2, "list.n is 2");
+  BAD_PLACE(place = REPLAYSSM_DEVICE, "list.place");
+  BAD_PLACE(slots = good_ids(none), "list.slots[0] is -1");
+  BAD_PLACE(slots = good_ids(high), "list.slots[0] is 4");
+  BAD_PLACE(rings = good_ids(high), "list.rings[0] is 4");
+  replayssm_exec exec = REPLAYSSM_INIT(replayssm_exec);
+  exec.n_parts = 2;
+  FAILS(INVALID, "exec.n_parts", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, &exec));
+  WORKS(replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, NULL));
+  CHECK(blob[bytes] == 0x5A);
+  FAILS(INVALID, "blob is NULL", replayssm_restore(slots, &l, NULL, bytes, NULL, NULL));
+  FAILS(REPLAYSSM_BAD_BLOB, "bytes is 18446744073709551615", replayssm_restore(slots, &l, blob, UINT64_MAX, NULL, NULL));
+  FAILS(REPLAYSSM_BAD_BLOB, "bytes is 0", replayssm_restore(slots, &l, blob, 0, NULL, NULL));
+  FAILS(REPLAYSSM_BAD_BLOB, "bytes is", replayssm_restore(slots, &l, blob, bytes - 1, NULL, NULL));
+  replayssm_restore_args args = REPLAYSSM_INIT(replayssm_restore_args);
+  args.reserved = 1;
+  FAILS(UNSUPPORTED, "restore_args.reserved", replayssm_restore(slots, &l, blob, bytes, &args, NULL));
+  args.reserved = 0;
+  args.generation = (const uint32_t *)ODD(&generation);
+  FAILS(INVALID, "restore_args.generation", replayssm_restore(slots, &l, blob, bytes, &args, NULL));
+  args.generation = &generation;
+  WORKS(replayssm_restore(slots, &l, blob, bytes, &args, NULL));
+  replayssm_cursor cursor;
+  WORKS(replayssm_read_cursors(slots, &l, &cursor, NULL));
+  CHECK(cursor.generation == 40);
+}
+
 void ids_and_buffers(void) {
   texts();
+  plans_and_blobs();
   int32_t taken[4] = {77, 77, 77, 77}, again[2];
   uint32_t generations[4] = {77, 77, 77, 77};
   int32_t n = 77;
@@ -533,7 +695,7 @@ void ids_and_buffers(void) {
         replayssm_layers_components(mamba, components, 4, &n));
   CHECK(n == 5);
   FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 0", replayssm_layers_components(conv, NULL, 0, &n));
-  CHECK(n == 2);
+  CHECK(n == 4);
   FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity", replayssm_layers_components(conv, components, INT32_MIN, &n));
   FAILS(INVALID, "replayssm_component", replayssm_layers_components(conv, NULL, 8, &n));
   FAILS(INVALID, "n is NULL", replayssm_layers_components(mamba, components, 8, NULL));

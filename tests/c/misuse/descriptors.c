@@ -62,6 +62,20 @@ static replayssm_status with_commit_args(void) {
   b.tokens = 0;
   return replayssm_commit(slots, &b, (const replayssm_commit_args *)described, NULL);
 }
+static replayssm_status with_flush_args(void) {
+  replayssm_list l = good_list();
+  return replayssm_flush(slots, &l, (const replayssm_flush_args *)described, NULL);
+}
+static replayssm_status with_copy_args(void) {
+  replayssm_list src = good_list(), dst = good_list();
+  src.n = dst.n = 1;
+  dst.slots.data = two_slots + 1;
+  return replayssm_copy(slots, &src, &dst, (const replayssm_copy_args *)described, NULL);
+}
+static replayssm_status with_snapshot_args(void) {
+  replayssm_batch b = good_batch();
+  return replayssm_snapshot(slots, &b, (const replayssm_snapshot_args *)described, NULL);
+}
 static replayssm_status with_list(void) {
   return replayssm_reset(slots, (const replayssm_list *)described, NULL, NULL);
 }
@@ -88,6 +102,47 @@ static replayssm_status with_component(void) {
       replayssm_layers_components(mamba, (replayssm_component *)(uintptr_t)described, 8, &n);
   CHECK(n == 5);
   return status;
+}
+
+static replayssm_status with_planned_component(void) {
+  replayssm_slots_desc s = good_slots();
+  replayssm_pool_desc p = good_mamba();
+  int32_t n = -1;
+  replayssm_status status = replayssm_plan_components(&s, &p, (replayssm_component *)(uintptr_t)described, 8, &n);
+  CHECK(n == 5);
+  return status;
+}
+static replayssm_plan_info planned = {0};
+static replayssm_status with_planned_slots(void) {
+  replayssm_pool_desc p = good_mamba();
+  planned.struct_size = sizeof planned;
+  return replayssm_plan((const replayssm_slots_desc *)described, &p, 1, NULL, &planned);
+}
+static replayssm_status with_planned_pool(void) {
+  replayssm_slots_desc s = good_slots();
+  planned.struct_size = sizeof planned;
+  return replayssm_plan(&s, (const replayssm_pool_desc *)described, 1, NULL, &planned);
+}
+static replayssm_status with_plan_args(void) {
+  replayssm_slots_desc s = good_slots();
+  planned.struct_size = sizeof planned;
+  return replayssm_plan(&s, NULL, 0, (const replayssm_plan_args *)described, &planned);
+}
+static replayssm_status with_plan_info(void) {
+  replayssm_slots_desc s = good_slots();
+  return replayssm_plan(&s, NULL, 0, NULL, (replayssm_plan_info *)(uintptr_t)described);
+}
+static unsigned char saved[1 << 20];
+static replayssm_status with_saved_list(void) {
+  return replayssm_save(slots, (const replayssm_list *)described, REPLAYSSM_SAVE_LIVE, saved, sizeof saved, NULL);
+}
+static replayssm_status with_restore_args(void) {
+  replayssm_list l = good_list();
+  uint64_t bytes = 0;
+  l.n = 1;
+  if (replayssm_save_bytes(slots, REPLAYSSM_SAVE_LIVE, &bytes) != REPLAYSSM_OK) return REPLAYSSM_INTERNAL;
+  if (replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, saved, sizeof saved, NULL) != REPLAYSSM_OK) return REPLAYSSM_INTERNAL;
+  return replayssm_restore(slots, &l, saved, bytes, (const replayssm_restore_args *)described, NULL);
 }
 
 /* first: the size of the descriptor's first version. */
@@ -127,7 +182,7 @@ static void descriptor(const char *name, const void *good, size_t size, size_t f
     uint32_t kept;
     memcpy(&kept, at.bytes, 4);
     CHECK(kept == known + 8);
-    if (call != with_component) {
+    if (call != with_component && call != with_planned_component) {
       for (size_t i = 0; i < 8; i++) CHECK(at.bytes[size + i] == 0);
       CHECK(at.bytes[size + 8] == 0x5A);
     }
@@ -179,7 +234,8 @@ void descriptors(void) {
   DESCRIPTOR(replayssm_slots_desc, good_slots(), false, with_slots_desc);
   DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_pool_desc);
   DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_supports);
-  DESCRIPTOR(replayssm_lent, good_lent(), false, with_lent);
+  replayssm_lent lent = good_lent();
+  descriptor("replayssm_lent", &lent, sizeof lent, offsetof(replayssm_lent, layer_bases), false, false, with_lent);
   DESCRIPTOR(replayssm_batch, good_batch(), false, with_batch);
   DESCRIPTOR(replayssm_batch, good_batch(), false, with_commit_batch);
   DESCRIPTOR(replayssm_mamba2_args, good_args(), false, with_args);
@@ -188,13 +244,28 @@ void descriptors(void) {
   DESCRIPTOR(replayssm_delta_args, good_delta_args(), false, with_delta_args);
   DESCRIPTOR(replayssm_exec, REPLAYSSM_INIT(replayssm_exec), true, with_exec);
   DESCRIPTOR(replayssm_commit_args, REPLAYSSM_INIT(replayssm_commit_args), true, with_commit_args);
-  DESCRIPTOR(replayssm_list, good_list(), false, with_list);
+  replayssm_list list = good_list();
+  descriptor("replayssm_list", &list, sizeof list, offsetof(replayssm_list, n_pools), false, false, with_list);
+  DESCRIPTOR(replayssm_flush_args, REPLAYSSM_INIT(replayssm_flush_args), true, with_flush_args);
+  DESCRIPTOR(replayssm_copy_args, REPLAYSSM_INIT(replayssm_copy_args), true, with_copy_args);
+  DESCRIPTOR(replayssm_snapshot_args, good_snapshot(), false, with_snapshot_args);
   DESCRIPTOR(replayssm_reset_args, REPLAYSSM_INIT(replayssm_reset_args), true, with_reset_args);
   DESCRIPTOR(replayssm_state, good_state(), false, with_state);
   OUT_DESCRIPTOR(replayssm_context_info, with_info);
   OUT_DESCRIPTOR(replayssm_report, with_report);
   OUT_DESCRIPTOR(replayssm_stats, with_stats);
-  OUT_DESCRIPTOR(replayssm_component, with_component);
+  replayssm_component component = REPLAYSSM_INIT(replayssm_component);
+  const size_t first = offsetof(replayssm_component, layer_bases);
+  descriptor("replayssm_component", &component, sizeof component, first, false, true, with_component);
+  descriptor("replayssm_component", &component, sizeof component, first, false, true, with_planned_component);
+  DESCRIPTOR(replayssm_slots_desc, good_slots(), false, with_planned_slots);
+  DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_planned_pool);
+  DESCRIPTOR(replayssm_plan_args, REPLAYSSM_INIT(replayssm_plan_args), true, with_plan_args);
+  OUT_DESCRIPTOR(replayssm_plan_info, with_plan_info);
+  replayssm_list one = good_list();
+  one.n = 1;
+  descriptor("replayssm_list", &one, sizeof one, offsetof(replayssm_list, n_pools), false, false, with_saved_list);
+  DESCRIPTOR(replayssm_restore_args, REPLAYSSM_INIT(replayssm_restore_args), true, with_restore_args);
 }
 
 static replayssm_status create_context(const replayssm_context_desc *d) {
@@ -259,7 +330,7 @@ void creation(void) {
   BAD_SLOTS(min_rewind = INT32_MAX, UNSUPPORTED, "slots_desc.min_rewind");
   BAD_SLOTS(schedule = 3, UNSUPPORTED, "slots_desc.schedule");
   BAD_SLOTS(schedule = -1, UNSUPPORTED, "slots_desc.schedule");
-  BAD_SLOTS(flags = 1, UNSUPPORTED, "slots_desc.flags");
+  BAD_SLOTS(flags = 2, UNSUPPORTED, "slots_desc.flags");
 
   BAD_MAMBA(family = 0, INVALID, "pool_desc.family");
   BAD_MAMBA(family = REPLAYSSM_GDN, INVALID, "pool_desc.nheads");
@@ -404,6 +475,27 @@ void lending(void) {
   BAD_LENT(slot_stride_bytes = INT64_MAX - 15, INVALID, "lent[0].slot_stride_bytes");
   BAD_LENT(layer_stride_bytes = 16, INVALID, "lent[0].layer_stride_bytes");
   BAD_LENT(layer_stride_bytes = INT64_MIN, INVALID, "lent[0].layer_stride_bytes");
+  BAD_LENT(offset_bytes = -16, INVALID, "lent[0].offset_bytes");
+  BAD_LENT(offset_bytes = 8, INVALID, "lent[0].base");
+  void *bases[LAYERS] = {lendable, lendable + 32768}, *same[LAYERS] = {lendable, lendable}, *none[LAYERS] = {lendable, NULL};
+  BAD_LENT(layer_bases = bases, INVALID, "lent[0].base is 0x");
+#define BAD_BASES(assignment, word)                      \
+  do {                                                   \
+    replayssm_lent l = good_lent();                      \
+    l.base = NULL;                                       \
+    l.layer_bases = bases;                               \
+    l.assignment;                                        \
+    FAILS(INVALID, word, create_pool(&pool, &l, 1));     \
+  } while (0)
+  BAD_BASES(layer_bases = NULL, "lent[0].base is 0x0");
+  BAD_BASES(layer_bases = same, "lent[0].layer_bases");
+  BAD_BASES(layer_bases = none, "lent[0].layer_bases[1] is 0x0");
+  BAD_BASES(layer_bases = (void *const *)(uintptr_t)ODD(bases), "lent.layer_bases is");
+  BAD_BASES(layer_stride_bytes = 1024, "lent[0].layer_stride_bytes");
+  BAD_BASES(offset_bytes = 8, "lent[0].layer_bases[0]");
+  FAILS(INVALID, "lent[0].kind is Checkpoint; expected a component that was lent at create",
+        replayssm_layers_rebind(mamba, (replayssm_lent[]){good_lent()}, 1));
+  FAILS(INVALID, "n_lent", replayssm_layers_rebind(mamba, NULL, -1));
   replayssm_lent twice[2] = {good_lent(), good_lent()};
   FAILS(INVALID, "lent[1].kind", create_pool(&pool, twice, 2));
   FAILS(INVALID, "n_lent", create_pool(&pool, twice, -1));

@@ -11,6 +11,7 @@ static union {
   replayssm_component components[8];
   replayssm_cursor cursors[2];
   int32_t ids[4];
+  uint64_t bytes_needed;
   unsigned char bytes[1024];
 } result;
 
@@ -58,6 +59,23 @@ static replayssm_status on_reset(const void *h) {
   return replayssm_reset((const replayssm_slots *)h, &l, NULL, NULL);
 }
 
+static replayssm_status on_flush(const void *h) {
+  replayssm_list l = good_list();
+  return replayssm_flush((const replayssm_slots *)h, &l, NULL, NULL);
+}
+
+static replayssm_status on_snapshot(const void *h) {
+  replayssm_batch b = good_batch();
+  replayssm_snapshot_args a = good_snapshot();
+  return replayssm_snapshot((const replayssm_slots *)h, &b, &a, NULL);
+}
+
+static replayssm_status on_copy(const void *h) {
+  replayssm_list l = good_list();
+  l.n = 0;
+  return replayssm_copy((const replayssm_slots *)h, &l, &l, NULL, NULL);
+}
+
 static replayssm_status on_rewind(const void *h) {
   replayssm_list l = good_list();
   int32_t n[2] = {0, 0};
@@ -85,6 +103,28 @@ static replayssm_status on_check(const void *h) {
 static replayssm_status on_stats_read(const void *h) {
   result.stats.struct_size = sizeof result.stats;
   return replayssm_stats_read((const replayssm_slots *)h, &result.stats);
+}
+
+/* Room for every blob of these objects. */
+static unsigned char blob[1 << 20];
+
+static replayssm_list one_entry(void) {
+  replayssm_list l = good_list();
+  l.n = 1;
+  return l;
+}
+
+static replayssm_status on_save_bytes(const void *h) {
+  return replayssm_save_bytes((const replayssm_slots *)h, REPLAYSSM_SAVE_LIVE, &result.bytes_needed);
+}
+
+static replayssm_status on_save(const void *h) {
+  replayssm_list l = one_entry();
+  return replayssm_save((const replayssm_slots *)h, &l, REPLAYSSM_SAVE_PORTABLE, blob, sizeof blob, NULL);
+}
+
+static replayssm_status on_rebind(const void *h) {
+  return replayssm_layers_rebind((replayssm_layers *)(uintptr_t)h, NULL, 0);
 }
 
 static replayssm_status on_components(const void *h) {
@@ -161,12 +201,18 @@ static const struct {
     {"commit", SLOTS_HANDLE, on_commit},
     {"reset", SLOTS_HANDLE, on_reset},
     {"rewind", SLOTS_HANDLE, on_rewind},
+    {"flush", SLOTS_HANDLE, on_flush},
+    {"snapshot", SLOTS_HANDLE, on_snapshot},
+    {"copy", SLOTS_HANDLE, on_copy},
     {"read_cursors", SLOTS_HANDLE, on_read_cursors},
     {"acquire", SLOTS_HANDLE, on_acquire},
     {"release", SLOTS_HANDLE, on_release},
     {"check", SLOTS_HANDLE, on_check},
     {"stats_read", SLOTS_HANDLE, on_stats_read},
+    {"save_bytes", SLOTS_HANDLE, on_save_bytes},
+    {"save", SLOTS_HANDLE, on_save},
     {"layers_components", MAMBA, on_components},
+    {"layers_rebind", MAMBA, on_rebind},
     {"explain", MAMBA, on_explain},
     {"mamba2_step", MAMBA, on_mamba2_step},
     {"mamba2_extend", MAMBA, on_mamba2_extend},

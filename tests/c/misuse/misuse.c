@@ -72,6 +72,7 @@ int main(int argc, char **argv) {
   calls();
   delta_calls();
   lists();
+  copies();
   device_faults();
   ids_and_buffers();
   threads();

@@ -56,6 +56,7 @@ void lending(void);
 void calls(void);
 void delta_calls(void);
 void lists(void);
+void copies(void);
 void device_faults(void);
 void ids_and_buffers(void);
 void threads(void);
@@ -172,6 +173,15 @@ static inline replayssm_list good_list(void) {
   l.place = REPLAYSSM_HOST;
   l.slots = good_ids(two_slots);
   return l;
+}
+
+/* Nothing is wanted. */
+static const int64_t no_positions[2] = {-1, -1};
+static inline replayssm_snapshot_args good_snapshot(void) {
+  replayssm_snapshot_args a = REPLAYSSM_INIT(replayssm_snapshot_args);
+  a.at = no_positions;
+  a.dst = good_ids(two_slots);
+  return a;
 }
 
 static inline replayssm_state good_state(void) {
