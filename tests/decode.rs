@@ -127,7 +127,8 @@ fn options() {
             softplus: false,
             dt_dtype: REPLAYSSM_BF16,
             param_dtype: REPLAYSSM_F16,
-            out: REPLAYSSM_F16,
+            out: REPLAYSSM_BF16,
+            bias: false,
             ..aligned(5)
         },
         Spec { ids: REPLAYSSM_I32, checks: true, ..aligned(6) },

@@ -431,8 +431,8 @@ DEVICE void record_rest(const Mamba2Params &p, const Job &job) {
   i32 at = job.item->at;
   if (lane_index() == 0) ((float2 *)job.head->dt_ring)[at] = make_float2(job.head->dt, job.head->g);
   if (job.number % p.heads_per_group != 0) return;
-  uint2 *ring = (uint2 *)(job.item->b_ring + at * COLUMNS * 2);
-  ring[lane_index()] = ((const uint2 *)(job.b + job.item->records * COLUMNS))[lane_index()];
+  u64 *ring = (u64 *)(job.item->b_ring + at * COLUMNS * 2);
+  ring[lane_index()] = ((const u64 *)(job.b + job.item->records * COLUMNS))[lane_index()];
 }
 
 // Statistics, once for all heads of a row.

@@ -67,7 +67,7 @@ inline void ptx_barrier_wait(unsigned long long *at, unsigned parity, CALLER) {
 
 inline void ptx_bulk_copy(void *to, const void *from, unsigned bytes, unsigned long long *at, CALLER) {
   if ((unsigned long long)to % 16 || (unsigned long long)from % 16 || bytes % 16) emulated::fail("a bulk copy that is not aligned", SITE);
-  memcpy(to, from, bytes);
+  __builtin_memcpy(to, from, bytes);
   emulated_arrive(at, 0, -(int)bytes);
 }
 
@@ -78,7 +78,7 @@ inline void ptx_bulk_prefetch(const void *from, unsigned bytes, CALLER) {
 
 inline void ptx_copy8(void *to, const void *from, CALLER) {
   if ((unsigned long long)to % 8 || (unsigned long long)from % 8) emulated::fail("a copy of eight bytes that is not aligned", SITE);
-  memcpy(to, from, 8);
+  __builtin_memcpy(to, from, 8);
 }
 
 inline void ptx_copies_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
