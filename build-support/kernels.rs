@@ -97,7 +97,7 @@ fn compile(nvrtc: &Nvrtc, root: &Path, out: &Path) -> (String, String, Vec<u8>) 
     for (number, key) in keys.iter().enumerate() {
         let file = root.join("cuda").join(key.source());
         let source = sources.entry(file.clone()).or_insert_with(|| with_includes(&file)).clone();
-        for &arch in archs.iter().filter(|&&arch| arch != PTX || key.has_ptx()) {
+        for &arch in archs.iter().filter(|&&arch| if arch == PTX { key.has_ptx() } else { key.runs_on(arch) }) {
             let mut options: Vec<String> = OPTIONS.iter().map(|o| (*o).to_owned()).collect();
             options.push(match arch {
                 // The oldest that knows all that the sources use; the driver compiles it for whatever comes later.

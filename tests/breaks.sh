@@ -73,6 +73,9 @@ a kernel writes the tail of a faulty extend~cuda/common/block.cuh~s/return !__sy
 a kernel records u of another token~cuda/delta/delta.cuh~s/u_at\(p, w\.position \+ token\)/u_at(p, w.position + token + 1)/~--test across few_models_of_kda
 a kernel's keys decay by the record before~cuda/delta/delta.cuh~s/i32 row = newest - done - e;/i32 row = newest - done - e - 1;/~--test across few_models_of_kda
 a kernel checks the guards of another slot~cuda/slots/inspect.cu~s/g\.per_ring \? r\.ring : r\.slot/g.per_ring ? r.slot : r.ring/~--test checks a_byte_beside
+a decoding kernel folds one record fewer~cuda/mamba2/decode.cu~s/i < from \+ folds; i\+\+/i + 1 < from + folds; i++/~--test decode few_of_split32
+a decoding kernel brings the record before~cuda/mamba2/decode.cu~s/item\.first = item\.at - records;/item.first = item.at - records - 1;/~--test decode few_of_split32
+a decoding kernel frees a stage too soon~cuda/mamba2/decode.cu~s/ptx_barrier_init\(&b\.empty\[i\], CONSUMERS\);/ptx_barrier_init(\&b.empty[i], 1);/~--test decode few_of_split32
 a kernel commits all tokens~cuda/slots/commit.cu~s/cursor\.position \+ count;/cursor.position + len;/~--test across few_models_of_mamba2
 a rewind kernel does not go back to a checkpoint~cuda/slots/rewind.cu~s/position >= newest/position > newest/~--test across few_models_of_kda
 a blob without the first record of a history~src/replay/save.rs~s/_ => oldest\.\.position/_ => oldest + 1..position/~--test save live_blob

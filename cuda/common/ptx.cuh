@@ -22,6 +22,75 @@ DEVICE u16 ptx_to_f16(float x) {
   return h;
 }
 
+// ---- From sm_90 on: barriers in shared memory, and copies to it that arrive at them ----
+#if __CUDA_ARCH__ >= 900
+
+DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
+// A barrier whose phases end when count arrivals have come and all announced bytes.
+DEVICE void ptx_barrier_init(u64 *barrier, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+
+// Makes new barriers known to copies; a barrier of the block follows.
+DEVICE void ptx_barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void ptx_barrier_arrive(u64 *barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will bring.
+DEVICE void ptx_barrier_arrive_expect(u64 *barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of this parity has ended. The parity before the first phase counts as ended.
+DEVICE void ptx_barrier_wait(u64 *barrier, u32 parity) {
+  u32 done;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+// Copies bytes, a multiple of 16 between addresses aligned to 16, to shared memory; they arrive at a barrier.
+DEVICE void ptx_bulk_copy(void *to, const void *from, u32 bytes, u64 *barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// The same to L2 alone.
+DEVICE void ptx_bulk_prefetch(const void *from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// Copies eight aligned bytes to shared memory.
+DEVICE void ptx_copy8(void *to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+// Arrives at a barrier once this thread's small copies have; it is one of the barrier's count.
+DEVICE void ptx_copies_arrive(u64 *barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+#endif
+
+// d = a b + c of tensor cores: a [16][16] row by row, b [16][8] column by column, as PTX distributes them over lanes.
+DEVICE void ptx_mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
 DEVICE float ptx_from_f16(u16 x) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x));

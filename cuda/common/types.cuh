@@ -223,6 +223,23 @@ struct Mamba2Params {
   i32 mode;
 };
 
+// Of the kernel that decodes. Offsets of a stage in bytes: the checkpoint comes first.
+struct Mamba2DecodeParams {
+  Mamba2Params family;
+  i32 heads_per_item;
+  i32 stages;
+  i32 stage_bytes;
+  i32 plane_bytes;
+  i32 at_x;
+  i32 at_gates;
+  i32 at_head;
+  i32 b_bytes;
+  // Records of B that there is space for, a multiple of 16.
+  i32 rows;
+  // Whether two neighbouring elements of z and out can be moved as one: bfloat16 at even places.
+  i32 has_pairs;
+};
+
 // Gates of a delta rule.
 enum : i32 { GATE_SOFTPLUS = 0, GATE_LOWER_BOUND = 1, GATE_LOG_DECAY = 2 };
 

@@ -8,6 +8,10 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
+#define __builtin_assume(condition) \
+  do {                              \
+    if (!(condition)) __builtin_unreachable(); \
+  } while (0)
 #define __align__(n) __attribute__((aligned(n)))
 // Static shared memory of a kernel is a section, which machine.cpp fills.
 #define __shared__ EMULATED_SHARED

@@ -29,6 +29,60 @@ inline float ptx_from_f16(unsigned short x) {
   return __uint_as_float(sign | 0x7F800000u | magnitude << 13);
 }
 
+// ---- Barriers in shared memory, and copies that arrive at them ----
+
+// In the barrier's 64 bits: announced bytes that are missing, arrivals that are missing, arrivals of a phase, phases that have ended.
+struct EmulatedBarrier {
+  int bytes;
+  unsigned short missing;
+  unsigned short count_and_phase;
+};
+static_assert(sizeof(EmulatedBarrier) == sizeof(unsigned long long), "in place of a barrier");
+
+inline EmulatedBarrier &emulated_barrier(unsigned long long *at) { return *(EmulatedBarrier *)at; }
+
+inline void emulated_arrive(unsigned long long *at, int arrivals, int bytes) {
+  EmulatedBarrier &b = emulated_barrier(at);
+  b.missing = (unsigned short)(b.missing - arrivals);
+  b.bytes += bytes;
+  if (b.missing == 0 && b.bytes == 0) {
+    b.missing = b.count_and_phase >> 1;
+    b.count_and_phase ^= 1;
+  }
+}
+
+inline void ptx_barrier_init(unsigned long long *at, unsigned count) {
+  emulated_barrier(at) = EmulatedBarrier{0, (unsigned short)count, (unsigned short)(count << 1)};
+}
+
+inline void ptx_barrier_init_fence() {}
+inline void ptx_barrier_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
+inline void ptx_barrier_arrive_expect(unsigned long long *at, unsigned bytes) { emulated_arrive(at, 1, (int)bytes); }
+
+// All lanes of a warp wait together, here.
+inline void ptx_barrier_wait(unsigned long long *at, unsigned parity, CALLER) {
+  do emulated::wait_for_warp(~0u, 0, SITE);
+  while ((emulated_barrier(at).count_and_phase & 1u) == parity);
+}
+
+inline void ptx_bulk_copy(void *to, const void *from, unsigned bytes, unsigned long long *at, CALLER) {
+  if ((unsigned long long)to % 16 || (unsigned long long)from % 16 || bytes % 16) emulated::fail("a bulk copy that is not aligned", SITE);
+  __builtin_memcpy(to, from, bytes);
+  emulated_arrive(at, 0, -(int)bytes);
+}
+
+inline void ptx_bulk_prefetch(const void *from, unsigned bytes, CALLER) {
+  if ((unsigned long long)from % 16 || bytes % 16) emulated::fail("a bulk prefetch that is not aligned", SITE);
+  for (unsigned i = 0; i < bytes; i += 16) ptx_prefetch((const char *)from + i);
+}
+
+inline void ptx_copy8(void *to, const void *from, CALLER) {
+  if ((unsigned long long)to % 8 || (unsigned long long)from % 8) emulated::fail("a copy of eight bytes that is not aligned", SITE);
+  __builtin_memcpy(to, from, 8);
+}
+
+inline void ptx_copies_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
+
 // ---- Tensor cores ----
 
 inline float emulated_bf16(unsigned pair, unsigned which) { return __uint_as_float(pair >> 16 * which << 16); }

@@ -7,6 +7,8 @@ pub enum Work {
     Mamba2Serial,
     /// Mamba-2: FULL and HIGH steps.
     Mamba2Parallel,
+    /// Mamba-2: FULL and HIGH steps of one token, on aligned memory.
+    Mamba2Decode,
     /// Mamba-2: the tail of an extend.
     Mamba2Tail,
     /// Mamba-2: states at held positions.
@@ -97,6 +99,10 @@ impl Key {
                         keys.push(key(parallel, true, kda));
                     }
                 }
+                if columns == COLUMNS[0] {
+                    keys.extend(matches!(format, 1 | 3).then(|| key(Work::Mamba2Decode, true, false)));
+                    keys.extend(matches!(format, 1 | 2).then(|| key(Work::Mamba2Decode, false, false)));
+                }
                 keys.push(key(Work::Mamba2Fold, false, false));
                 keys.extend([key(Work::DeltaFold, false, false), key(Work::DeltaFold, false, true)]);
             }
@@ -109,9 +115,14 @@ impl Key {
         Key { work, format: 0, high: false, kda: false, columns: 0 }
     }
 
+    /// Whether there is code of it for an architecture: decoding needs copies that arrive at barriers.
+    pub fn runs_on(&self, arch: u32) -> bool {
+        self.work != Work::Mamba2Decode || (arch >= 90 && arch != PTX)
+    }
+
     /// Whether there is PTX of it: of all but the tuned ones.
     pub fn has_ptx(&self) -> bool {
-        self.columns != COLUMNS[0]
+        self.columns != COLUMNS[0] && self.runs_on(PTX)
     }
 
     /// A name, as `mamba2_parallel_split32_high_128`.
@@ -119,6 +130,7 @@ impl Key {
         let mut name = match self.work {
             Work::Mamba2Serial => "mamba2_serial",
             Work::Mamba2Parallel => "mamba2_parallel",
+            Work::Mamba2Decode => "mamba2_decode",
             Work::Mamba2Tail => "mamba2_tail",
             Work::Mamba2Fold => "mamba2_fold",
             Work::DeltaTail if self.kda => "kda_tail",
@@ -144,7 +156,7 @@ impl Key {
         if let Some((_, format)) = FORMATS.iter().find(|(number, _)| *number == self.format) {
             name = format!("{name}_{format}");
         }
-        if matches!(self.work, Work::Mamba2Parallel | Work::DeltaParallel) {
+        if matches!(self.work, Work::Mamba2Parallel | Work::Mamba2Decode | Work::DeltaParallel) {
             name += if self.high { "_high" } else { "_full" };
         }
         if self.columns > 0 {
@@ -158,6 +170,7 @@ impl Key {
         match self.work {
             Work::Mamba2Serial => "mamba2/serial.cu",
             Work::Mamba2Parallel => "mamba2/parallel.cu",
+            Work::Mamba2Decode => "mamba2/decode.cu",
             Work::Mamba2Tail => "mamba2/tail.cu",
             Work::Mamba2Fold => "mamba2/fold.cu",
             Work::DeltaTail => "delta/tail.cu",

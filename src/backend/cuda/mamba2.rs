@@ -1,6 +1,7 @@
 //! Launches of Mamba-2: `cuda/mamba2`.
 
 use super::Cuda;
+use super::decode;
 use super::instances::{COLUMNS, Key, Work};
 use super::params::{
     Batch, CHUNK, Carve, Component, Fold, GATES_BYTES, List, Mamba2FoldParams, Mamba2Params, Place, Slots, State,
@@ -52,7 +53,7 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
-    Ok(())
+    decode::prepare(cuda, pool)
 }
 
 /// Enqueues a step or an extend.
@@ -101,6 +102,9 @@ pub(super) fn run(
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
+    if !is_serial && let Some(done) = decode::run(cuda, slots, pool, batch, args, &params, exec) {
+        return done;
+    }
     let key = if is_serial { serial } else { parallel };
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;
     if mode == Mode::Extend && batch.keep_tail > 0 {

@@ -5,6 +5,7 @@
 
 mod conv1d;
 mod copy;
+mod decode;
 mod delta;
 mod driver;
 mod fold;
@@ -115,6 +116,11 @@ impl Cuda {
     fn kernel(&self, key: Key) -> Result<&Kernel> {
         let kernel = self.kernels.get(&key).and_then(OnceLock::get);
         kernel.ok_or_else(|| Error::Internal(format!("kernel {} is not loaded", key.name())))
+    }
+
+    /// Whether there is code of a kernel for the device.
+    fn has(&self, key: Key) -> bool {
+        images::find(&self.keys, key, self.device.arch).is_some()
     }
 
     /// Loads a kernel if it is not there yet.

@@ -188,6 +188,23 @@ pub struct Mamba2Params {
     pub mode: i32,
 }
 
+/// Of the kernel that decodes. Offsets in bytes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Mamba2DecodeParams {
+    pub family: Mamba2Params,
+    pub heads_per_item: i32,
+    pub stages: i32,
+    pub stage_bytes: i32,
+    pub plane_bytes: i32,
+    pub at_x: i32,
+    pub at_gates: i32,
+    pub at_head: i32,
+    pub b_bytes: i32,
+    pub rows: i32,
+    pub has_pairs: i32,
+}
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DeltaParams {
@@ -523,6 +540,7 @@ macro_rules! params {
 params!(
     Stats,
     Mamba2Params,
+    Mamba2DecodeParams,
     DeltaParams,
     ConvParams,
     CommitParams,
@@ -953,6 +971,10 @@ mod tests {
             Mamba2Params {
                 slots, batch, place, state, ring_x, ring_b, ring_dt, x, b, c, dt, a, dt_bias, d_skip, z, out, shared, io,
                 ring_rows, heads_per_group, d_per_element, softplus, mode,
+            }
+            Mamba2DecodeParams {
+                family, heads_per_item, stages, stage_bytes, plane_bytes, at_x, at_gates, at_head, b_bytes, rows,
+                has_pairs,
             }
             DeltaParams {
                 slots, batch, place, state, ring_k, ring_norm, ring_v, ring_g, ring_beta, ring_u, q, k, v, g, beta, a_log,

@@ -1,0 +1,173 @@
+//! Steps of one token with inputs and states at multiples of 16 bytes, as engines have them: what a GPU has a kernel of its own for. In any mix of
+//! rows, states (with their records folded) are those of an EXACT pool by bytes, and outputs near its.
+
+mod common;
+
+use common::oracle::relative;
+use common::{FAMILIES, Rig, Rng, Row, Skip, Spec, decode, no_faults};
+use replayssm::ffi::*;
+
+#[global_allocator]
+static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
+
+fn aligned(seed: u64) -> Spec {
+    Spec {
+        heads: 8,
+        groups: 2,
+        headdim: 64,
+        dstate: 128,
+        t_max: 1,
+        contiguous: true,
+        layers: 2,
+        seed,
+        ..Spec::default()
+    }
+}
+
+/// Rows of all requests but one, some of which have no token or no slot, in any order.
+fn rows(rig: &Rig, rng: &mut Rng) -> Vec<Row> {
+    let mut slots: Vec<usize> = (0..rig.spec.slots).collect();
+    for i in (1..slots.len()).rev() {
+        slots.swap(i, rng.below(i + 1));
+    }
+    let mut row = |slot: usize| {
+        let n = usize::from(rng.below(6) > 0);
+        let mut row = Row { flush: rng.below(9) == 0, ..Row::new(slot, &rig.tokens(rng, n)) };
+        if rng.below(8) == 0 {
+            (row.slot, row.flush) = (-1, false);
+        }
+        row
+    };
+    slots[1..].iter().map(|&slot| row(slot)).collect()
+}
+
+/// Outputs of layer 1 in `rounds` rounds of `spec` and of an EXACT SPLIT32 pool: relative L2 distance. States are compared by bytes where they are
+/// fp32.
+fn distance(spec: Spec, rounds: usize) -> f64 {
+    let (rig, exact) = (
+        Rig::new(spec.clone()),
+        Rig::new(Spec {
+            format: REPLAYSSM_FORMAT_SPLIT32,
+            readout: REPLAYSSM_READOUT_EXACT,
+            u_dtype: 0,
+            ..spec.clone()
+        }),
+    );
+    let mut rng = Rng(spec.seed);
+    let (mut seen, mut wanted) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let rows = rows(&rig, &mut rng);
+        rig.layer(0, &rows, false, 0);
+        exact.layer(0, &rows, false, 0);
+        // An abandoned step of one layer now and then: tiles of layers stand apart.
+        if rng.below(7) > 0 {
+            let (a, b) = (rig.layer(1, &rows, false, 0), exact.layer(1, &rows, false, 0));
+            for ((row, a), b) in rows.iter().zip(&a).zip(&b) {
+                let [a, b] = [a, b].map(|tokens| tokens.iter().flatten().map(|&bits| decode(spec.out, bits)));
+                if row.slot < 0 {
+                    assert!(a.eq(b), "round {round}: a null row of {spec:?}");
+                } else {
+                    seen.extend(a);
+                    wanted.extend(b);
+                }
+            }
+            let counts: Vec<i32> =
+                rows.iter().map(|row| i32::from(!row.tokens.is_empty() && rng.below(5) > 0)).collect();
+            rig.commit(&rows, &counts);
+            exact.commit(&rows, &counts);
+        }
+        if rng.below(12) == 0 {
+            let slot = rng.below(spec.slots);
+            let position = rng.below(1000) as i64;
+            rig.reset(slot, slot, position);
+            exact.reset(slot, slot, position);
+        }
+    }
+    for (layer, slot) in [(0, 0), (1, 0), (0, 5), (1, 7)] {
+        let (a, b) = (rig.export(layer, slot, slot, None), exact.export(layer, slot, slot, None));
+        assert!(a == b || spec.format == REPLAYSSM_FORMAT_BF16, "layer {layer}, slot {slot} of {spec:?}");
+    }
+    no_faults(&rig);
+    assert!(seen.iter().any(|&y| y != 0.0));
+    relative(&seen, &wanted)
+}
+
+/// Ways to read a pool out, and the largest distance from an exact one: fp32 sums in another order; a state rounded to bfloat16 (2^-9 of each
+/// element at most, and outputs are sums of many); a checkpoint rounded at each fold as well.
+const WAYS: [(i32, i32, f64); 4] = [
+    (REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_FULL, 2e-6),
+    (REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_FULL, 2e-6),
+    (REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH, 1.0 / 512.0),
+    (REPLAYSSM_FORMAT_BF16, REPLAYSSM_READOUT_HIGH, 3.0 / 512.0),
+];
+
+fn all_ways(spec: &Spec, rounds: usize) {
+    some_ways(&WAYS, spec, rounds);
+}
+
+fn some_ways(ways: &[(i32, i32, f64)], spec: &Spec, rounds: usize) {
+    for &(format, readout, limit) in ways {
+        let spec = Spec { format, readout, ..spec.clone() };
+        let distance = distance(spec.clone(), rounds);
+        assert!(distance <= limit, "{distance:e} instead of {limit:e}: {spec:?}");
+    }
+}
+
+/// Needs the kernels of SPLIT32 alone.
+#[test]
+fn few_of_split32() {
+    some_ways(&WAYS[1..3], &Spec { heads: 4, ..aligned(8) }, 20);
+}
+
+#[test]
+fn every_family() {
+    for family in FAMILIES {
+        all_ways(&Spec { family, ..aligned(1) }, 24);
+    }
+}
+
+#[test]
+fn heads_of_other_sizes_and_groups() {
+    for (headdim, heads, groups) in [(80, 6, 2), (24, 3, 3), (128, 4, 1), (8, 12, 1)] {
+        all_ways(&Spec { headdim, heads, groups, ..aligned(2) }, 20);
+    }
+}
+
+#[test]
+fn options() {
+    let options = [
+        Spec { skip: Skip::PerElement, out: REPLAYSSM_BF16, ..aligned(3) },
+        Spec { gate: false, skip: Skip::None, bias: false, out: REPLAYSSM_BF16, ..aligned(4) },
+        Spec {
+            softplus: false,
+            dt_dtype: REPLAYSSM_BF16,
+            param_dtype: REPLAYSSM_F16,
+            out: REPLAYSSM_BF16,
+            bias: false,
+            ..aligned(5)
+        },
+        Spec { ids: REPLAYSSM_I32, checks: true, ..aligned(6) },
+    ];
+    for spec in options {
+        // Outputs of 16 bits are rounded.
+        let rounded = spec.out != REPLAYSSM_F32;
+        for (format, readout, limit) in WAYS {
+            let spec = Spec { format, readout, ..spec.clone() };
+            let distance = distance(spec.clone(), 16);
+            assert!(distance <= if rounded { limit + 1.0 / 256.0 } else { limit }, "{distance:e}: {spec:?}");
+        }
+    }
+}
+
+#[test]
+fn windows_and_kept_tokens() {
+    for (window, keep, schedule) in [
+        (1, 0, REPLAYSSM_SCHEDULE_STAGGERED),
+        (5, 2, REPLAYSSM_SCHEDULE_BY_POSITION),
+        (17, 0, REPLAYSSM_SCHEDULE_NONE),
+        (28, 3, REPLAYSSM_SCHEDULE_STAGGERED),
+        (31, 5, REPLAYSSM_SCHEDULE_STAGGERED),
+    ] {
+        all_ways(&Spec { window, keep, schedule, heads: 4, ..aligned(7) }, 40);
+    }
+}
