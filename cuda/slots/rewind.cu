@@ -1,11 +1,14 @@
 // Takes back committed tokens, down to the newest tag of all pools: a block per entry. Mirrors rewind in src/backend/cpu/life.rs.
 #include "../common/batch.cuh"
 
-// Slot of an entry in a pool; false if it is skipped there.
+// Slot of an entry in a pool, whose number is in slots.reserved; false if the entry is skipped there.
 DEVICE bool slot_of(const RewindParams &p, const PoolTags &pool, i64 i, i64 &slot) {
-  if (pool.group == 0) return true;
+  if (pool.group == 0 && p.list.which != IDS_RINGS) return true;
   slot = p.list.is_inline ? p.list.inline_slots[pool.group * p.list.n + i] : id_at(pool.slots, i);
-  return slot >= 0 && slot < p.slots.n_slots;
+  if (slot < 0) return false;
+  if (slot < p.slots.n_slots) return true;
+  if (threadIdx.x == 0) fault(p.slots, FAULT_ID, slot, p.list.first + i, pool.slots.reserved, -1);
+  return false;
 }
 
 // The newest tag of an entry's slots and its ring, in thread 0.

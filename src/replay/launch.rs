@@ -585,6 +585,11 @@ impl Named {
         self.pools.iter().take(self.n)
     }
 
+    /// Whether no pool is named.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
     /// The ids of a pool, if it has its own.
     pub fn of(&self, pool: i32) -> Option<Ids> {
         self.pools.iter().take(self.n).find(|(index, _)| *index == pool).map(|(_, ids)| *ids)
@@ -603,6 +608,14 @@ pub struct PoolLists {
 }
 
 impl PoolLists {
+    /// What cursors go by, and whatever else is no pool's: where pools have slots of their own, the rings alone.
+    pub fn rings(&self) -> List {
+        match self.list.which {
+            Which::Both if !self.named.is_empty() => List { which: Which::Rings, ..self.list },
+            _ => self.list,
+        }
+    }
+
     /// A pool's list.
     pub fn of(&self, pool: &PoolView) -> List {
         match self.named.of(pool.index) {

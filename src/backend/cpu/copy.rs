@@ -30,11 +30,11 @@ pub(super) fn run(
 ) -> Result<()> {
     check_copy(slots, pools, from, to, args.kind)?;
     if args.kind == CopyKind::Store {
-        check_positions(&from.list, args.position, "copy_args.position")?;
+        check_positions(&from.rings(), args.position, "copy_args.position")?;
         fold::store(cpu, slots, pools, from, to, args.position, exec);
         return Ok(());
     }
-    check_positions(&to.list, args.position, "copy_args.position")?;
+    check_positions(&to.rings(), args.position, "copy_args.position")?;
     for pool in pools {
         let copy = &Copy { slots, pool, from: from.of(pool), to: to.of(pool), args };
         let (layers, components) = (pool.config.n_layers as i64, pool.components.len() as i64);
@@ -47,8 +47,10 @@ pub(super) fn run(
         });
     }
     if exec.part == 0 && args.kind != CopyKind::Stored {
+        // What is loaded has no ring: where pools have slots of their own, no slot stands for all of them.
+        let from = (!args.kind.from_slot() || from.named.is_empty()).then(|| from.rings());
         for i in 0..to.list.n {
-            copy_cursor(slots, from, &to.list, args, i);
+            copy_cursor(slots, from.as_ref(), &to.rings(), args, i);
         }
     }
     Ok(())
@@ -167,15 +169,12 @@ fn load_tags(from: Address, to: Address, n: i64, position: i64) -> bool {
     bad
 }
 
-fn copy_cursor(slots: &SlotsView, from: &PoolLists, to: &List, args: &CopyArgs, i: i64) {
+fn copy_cursor(slots: &SlotsView, from: Option<&List>, to: &List, args: &CopyArgs, i: i64) {
     let Some((_, to_ring)) = entry(slots, to, i, -1) else { return };
-    let from_ring = match from.all_named && args.kind.from_slot() {
-        // What is loaded has no ring, and slots of pools alone.
-        true => to_ring,
-        false => match entry(slots, &from.list, i, -1) {
-            Some((_, ring)) => ring,
-            None => return,
-        },
+    let from_ring = match from.map(|from| entry(slots, from, i, -1)) {
+        None => to_ring,
+        Some(Some((_, ring))) => ring,
+        Some(None) => return,
     };
     // SAFETY: ring ids are checked by `entry`.
     let target = unsafe { raw::cursor(slots.cursors, to_ring) };

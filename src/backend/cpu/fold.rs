@@ -96,10 +96,10 @@ pub(super) fn flush(
     exec: &Exec,
 ) -> Result<()> {
     check_lists(slots, pools, lists, "list", true)?;
-    check_positions(&lists.list, args.position, "flush_args.position")?;
+    check_positions(&lists.rings(), args.position, "flush_args.position")?;
     if args.later {
         if exec.part == 0 {
-            flush_later(slots, &lists.list, args);
+            flush_later(slots, &lists.rings(), args);
         }
         return Ok(());
     }

@@ -118,7 +118,7 @@ pub(super) fn reset(
     exec: &Exec,
 ) -> Result<()> {
     check_lists(slots, pools, lists, "list", true)?;
-    check_positions(&lists.list, args.position, "reset_args.position")?;
+    check_positions(&lists.rings(), args.position, "reset_args.position")?;
     for pool in pools {
         let list = &lists.of(pool);
         let layers = pool.config.n_layers as i64;
@@ -156,7 +156,7 @@ pub(super) fn reset(
     if exec.part != 0 {
         return Ok(());
     }
-    let list = &lists.list;
+    let list = &lists.rings();
     for i in 0..list.n {
         let Some((_, ring, position)) = placed(slots, list, i, args.position, |_| 0, -1) else { continue };
         // SAFETY: ring ids are checked by `entry`.
@@ -335,7 +335,7 @@ pub(super) fn rewind(
     exec: &Exec,
 ) -> Result<()> {
     check_lists(slots, pools, lists, "list", true)?;
-    let list = &lists.list;
+    let list = &lists.rings();
     if exec.part != 0 {
         // All or none: one part looks at every entry before it moves any.
         return Ok(());

@@ -170,6 +170,10 @@ pub(in crate::backend) fn check_lists(
     if !(lists.all_named && lists.list.which == Which::Slots) {
         check_list(slots, &lists.list, name, unique)?;
     }
+    if !lists.named.is_empty() && lists.list.which == Which::Both {
+        // Also of entries without a slot.
+        check_list(slots, &lists.rings(), name, unique)?;
+    }
     for pool in pools.iter().filter(|pool| lists.named.of(pool.index).is_some()) {
         check_list(slots, &lists.of(pool), name, unique)?;
     }

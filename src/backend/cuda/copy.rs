@@ -27,10 +27,10 @@ pub(super) fn run(
 ) -> Result<()> {
     check_copy(slots, pools, from, to, args.kind)?;
     if args.kind == CopyKind::Store {
-        check_positions(&from.list, args.position, "copy_args.position")?;
+        check_positions(&from.rings(), args.position, "copy_args.position")?;
         return fold::store(cuda, slots, pools, from, to, args.position, exec);
     }
-    check_positions(&to.list, args.position, "copy_args.position")?;
+    check_positions(&to.rings(), args.position, "copy_args.position")?;
     let mut exec = *exec;
     for first in parts(&to.list) {
         for pool in pools {
@@ -41,13 +41,13 @@ pub(super) fn run(
         if args.kind == CopyKind::Stored {
             continue;
         }
-        // What is loaded has no ring, and perhaps slots of pools alone.
-        let has_from = !(from.all_named && args.kind.from_slot());
+        // What is loaded has no ring: where pools have slots of their own, no slot stands for all of them.
+        let has_from = !args.kind.from_slot() || from.named.is_empty();
         let mut params = CursorParams {
             kind: kinds::COPY + args.kind as i32,
             has_from: has_from.into(),
-            from: if has_from { part(&from.list, None, first) } else { List::EMPTY },
-            ..cursors(slots, part(&to.list, args.position, first))
+            from: if has_from { part(&from.rings(), None, first) } else { List::EMPTY },
+            ..cursors(slots, part(&to.rings(), args.position, first))
         };
         set_generations(&mut params, &to.list, args.generation);
         launch_cursors(cuda, &exec, &params)?;

@@ -76,11 +76,11 @@ pub(super) fn flush(
     exec: &Exec,
 ) -> Result<()> {
     check_lists(slots, pools, lists, "list", true)?;
-    check_positions(&lists.list, args.position, "flush_args.position")?;
+    check_positions(&lists.rings(), args.position, "flush_args.position")?;
     let mut exec = *exec;
     for first in parts(&lists.list) {
         if args.later {
-            let list = part(&lists.list, args.position, first);
+            let list = part(&lists.rings(), args.position, first);
             launch_cursors(cuda, &exec, &CursorParams { kind: kinds::FLUSH_LATER, ..cursors(slots, list) })?;
             exec = exec.after_own_launch();
             continue;

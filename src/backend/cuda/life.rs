@@ -120,7 +120,7 @@ pub(super) fn reset(
     exec: &Exec,
 ) -> Result<()> {
     check_lists(slots, pools, lists, "list", true)?;
-    let list = &lists.list;
+    let list = &lists.rings();
     check_positions(list, args.position, "reset_args.position")?;
     let mut exec = *exec;
     for first in parts(list) {
@@ -254,7 +254,7 @@ pub(super) fn rewind(
     exec: &Exec,
 ) -> Result<()> {
     check_lists(slots, pools, lists, "list", true)?;
-    let list = &lists.list;
+    let list = &lists.rings();
     if pools.len() > MAX_POOLS {
         return Err(Error::unsupported(
             "slots",
@@ -281,7 +281,8 @@ pub(super) fn rewind(
     for first in (0..list.n).step_by(step) {
         let mut params = RewindParams {
             slots: Slots::of(slots),
-            list: part(list, None, first),
+            // With the slots of pools that have none of their own, also where entries go by rings.
+            list: List { which: list.which as i32, ..part(&lists.list, None, first) },
             n: n.0 as u64,
             done: done.map_or(0, |done| done.offset(first * 4).0 as u64),
             pools: [PoolTags::default(); MAX_POOLS],
@@ -297,7 +298,7 @@ pub(super) fn rewind(
             groups += i32::from(own.is_some());
             *to = PoolTags {
                 tags: Component::of(pool, layout::Component::Tags, None),
-                slots: own.as_ref().map_or(List::EMPTY.slots, Ids::from),
+                slots: Ids { reserved: pool.index, ..Ids::from(own.as_ref().unwrap_or(&list.slots)) },
                 n_layers: pool.config.n_layers as i32,
                 count: count as i32,
                 per_ring: per_ring.into(),
