@@ -190,7 +190,17 @@ pub(in crate::backend) fn check_copy(
 ) -> Result<()> {
     check_lists(slots, pools, from, "src", matches!(kind, CopyKind::Move | CopyKind::Swap))?;
     check_lists(slots, pools, to, "dst", true)?;
-    pools.iter().try_for_each(|pool| check_disjoint(&from.of(pool), &to.of(pool)))
+    check_disjoint(&from.rings(), &to.rings())?;
+    if from.named.is_empty() && to.named.is_empty() {
+        return Ok(());
+    }
+    // Pools without slots of their own share a list.
+    let is_named = |pool: &&Arc<PoolView>| from.named.of(pool.index).or(to.named.of(pool.index)).is_some();
+    let first = pools.iter().find(|pool| !is_named(pool));
+    first.into_iter().chain(pools.iter().filter(is_named)).try_for_each(|pool| {
+        // Rings are those of the list above.
+        check_disjoint(&from.of(pool), &to.of(pool))
+    })
 }
 
 /// Refuses host lists of a copy that name a slot or ring as source and as target.
