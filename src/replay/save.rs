@@ -546,10 +546,35 @@ fn is_tags(layout: &ComponentLayout) -> bool {
 
 /// What a backend refused midway.
 fn half_restored(error: Error) -> Error {
+    const NOW: &str = "the slot is restored in part: reset it";
     match error {
-        Error::Cuda { call, code, text } => {
-            Error::Cuda { call, code, text: format!("{text}; the slot is restored in part: reset it") }
+        Error::Cuda { call, code, text } => Error::Cuda { call, code, text: format!("{text}; {NOW}") },
+        // That status says that nothing changed. 2 is CUDA's number for it.
+        Error::OutOfMemory { .. } => {
+            Error::Cuda { call: "a copy of the restore".into(), code: 2, text: format!("{error}; {NOW}") }
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+
+    #[test]
+    fn what_fails_midway_does_not_say_that_nothing_changed() {
+        let failed = Error::Cuda { call: "cuMemcpyHtoDAsync".into(), code: 700, text: "an address".into() };
+        let full = Error::OutOfMemory { what: "what cuMemcpyHtoDAsync needs".into(), bytes: None };
+        for (error, code) in [(failed, 700), (full, 2)] {
+            let error = half_restored(error);
+            assert_eq!(error.status(), Status::Cuda);
+            assert!(matches!(error, Error::Cuda { code: c, .. } if c == code));
+            let text = error.to_string();
+            assert!(text.contains("cuMemcpyHtoDAsync") && text.ends_with("; the slot is restored in part: reset it"), "{text}");
+        }
+        // Refused before anything was written.
+        let other = Error::invalid("blob", 1, "2");
+        assert_eq!(half_restored(other.clone()), other);
     }
 }
