@@ -225,6 +225,25 @@ fn the_recommended_window_is_the_smallest_that_moves_nearly_the_fewest_bytes() {
     assert!(all.iter().all(|(_, info)| info.recommended_window == near));
 }
 
+/// Pools that are equal but for their layers are worked out once: it makes no difference to what is said.
+#[test]
+fn a_model_may_be_split_into_any_pools() {
+    let slots = desc!(replayssm_slots_desc { n_slots: 64, max_step_tokens: 4 });
+    let args = desc!(replayssm_plan_args { batch: 8, budget_bytes: 64 << 30 });
+    for (name, pools) in published() {
+        let whole = plan(&slots, &pools, &args);
+        let split: Vec<replayssm_pool_desc> = pools
+            .iter()
+            .flat_map(|pool| (0..pool.n_layers).map(|_| replayssm_pool_desc { n_layers: 1, ..*pool }))
+            .collect();
+        let said = |p: &replayssm_plan_info| {
+            let bytes = [p.checkpoint_bytes, p.ring_bytes, p.total_bytes, p.plain_step_bytes, p.step_bytes];
+            (bytes, p.recommended_window, p.slots_in_budget, p.flush_share)
+        };
+        assert_eq!(said(&plan(&slots, &split, &args)), said(&whole), "{name}");
+    }
+}
+
 #[test]
 fn defaults_are_one_row_of_the_longest_step_and_wrong_questions_are_refused() {
     let (slots, pools) = models().remove(0);

@@ -92,6 +92,7 @@ impl ModelPlan {
             question.budget.map(|budget| (budget.saturating_sub(COUNTER_BYTES) / each).min(MAX_COUNT as u64) as i64);
         let slots_in_budget_state_per_draft =
             question.budget.map(|budget| (budget / state_per_draft_bytes.max(1)).min(MAX_COUNT as u64) as i64);
+        let pools = &distinct(pools);
         let traffic = Moved::of(slots, pools, question)?;
         Ok(ModelPlan {
             recommended_window: recommended_window(slots, pools, question)?,
@@ -109,6 +110,20 @@ impl ModelPlan {
     }
 }
 
+/// Pools that differ in more than their layers, with the layers of all that are like them: a step of a layer is worked out once for each.
+fn distinct(pools: &[PoolConfig]) -> Vec<(PoolConfig, f64)> {
+    let mut all: Vec<(PoolConfig, f64)> = Vec::new();
+    for pool in pools {
+        let layers = pool.n_layers as f64;
+        let pool = PoolConfig { n_layers: 1, ..pool.clone() };
+        match all.iter_mut().find(|(other, _)| *other == pool) {
+            Some((_, sum)) => *sum += layers,
+            None => all.push((pool, layers)),
+        }
+    }
+    all
+}
+
 /// Bytes of a row and step, on average over a flush cycle.
 struct Moved {
     step: f64,
@@ -117,13 +132,12 @@ struct Moved {
 }
 
 impl Moved {
-    fn of(slots: &SlotsConfig, pools: &[PoolConfig], question: Question) -> Result<Self> {
+    fn of(slots: &SlotsConfig, pools: &[(PoolConfig, f64)], question: Question) -> Result<Self> {
         let mut moved = Moved { step: 0.0, plain: 0.0, flush_share: 0.0 };
-        for pool in pools {
+        for (pool, layers) in pools {
             let plan = StepPlan::new(slots, pool, question.batch, question.tokens, 1)?;
             let steps = plan.cycle.len() as f64;
             let rows = question.batch as f64;
-            let layers = pool.n_layers as f64;
             moved.step += plan.cycle_traffic.total() as f64 / steps / rows * layers;
             moved.plain += plan.plain_traffic.total() as f64 / rows * layers;
             let folds = plan.cycle.iter().filter(|(_, folds)| *folds > 0).count() as f64;
@@ -134,7 +148,7 @@ impl Moved {
 }
 
 /// The smallest window whose bytes per step are within a hundredth of the fewest: a longer one costs memory.
-fn recommended_window(slots: &SlotsConfig, pools: &[PoolConfig], question: Question) -> Result<i32> {
+fn recommended_window(slots: &SlotsConfig, pools: &[(PoolConfig, f64)], question: Question) -> Result<i32> {
     let mut bytes = Vec::new();
     for window in slots.max_step_tokens..=MAX_WINDOW {
         let moved = Moved::of(&SlotsConfig { window, ..slots.clone() }, pools, question)?;
