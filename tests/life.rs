@@ -5,7 +5,9 @@
 
 mod common;
 
-use common::{FAMILIES, Rig, Rng, Row, Spec, Token, assert_same_state, hash, no_faults};
+use std::ptr::null;
+
+use common::{FAMILIES, Rig, Rng, Row, Spec, Token, assert_same_state, hash, heap, ids64, no_faults, ok};
 use replayssm::ffi::*;
 
 #[global_allocator]
@@ -512,6 +514,92 @@ fn pools_have_slot_ids_of_their_own() {
         // Another ring, and slots that are exchanged between the pools.
         a.copy_of_lists(REPLAYSSM_COPY_FORK, &all(1, [2, 5]), &all(2, [5, 2]));
         alike(&mut rng, 3, (2, [5, 2]), (0, [3, 6]));
+        no_faults(&a);
+    }
+    replayssm_layers_destroy(b.pool);
+}
+
+/// Where pools have slots of their own, what a ring has goes by the ring id alone, whatever slots the entry has.
+#[test]
+fn rings_go_by_ring_ids_where_pools_are_named() {
+    let base = small(REPLAYSSM_MAMBA2, REPLAYSSM_FORMAT_SPLIT32, false);
+    let spec = Spec { keep: 2, rings: 3, schedule: REPLAYSSM_SCHEDULE_NONE, ..base };
+    let a = Rig::new(spec.clone());
+    let b = std::mem::ManuallyDrop::new(a.beside(Spec { family: REPLAYSSM_KDA, layers: 1, ..spec }));
+    let mut rng = rng_of(&a.spec);
+    for place in [REPLAYSSM_HOST, REPLAYSSM_DEVICE] {
+        // The list's own slot, which is b's, that of a, and the ring.
+        let with = |[slot, of_a, ring]: [i64; 3], call: &dyn Fn(&replayssm_list) -> i32| {
+            let (slots, of_a, rings) = (heap([slot]), heap([of_a]), heap([ring]));
+            let (pools, pool_slots) = ([a.pool.cast_const()], [ids64(&of_a)]);
+            let list = desc!(replayssm_list {
+                n: 1,
+                place: place,
+                slots: ids64(&slots),
+                rings: ids64(&rings),
+                n_pools: 1,
+                pools: pools.as_ptr(),
+                pool_slots: pool_slots.as_ptr(),
+            });
+            call(&list)
+        };
+        let reset = |ids: [i64; 3], position: i64| {
+            let position = heap([position]);
+            let args = desc!(replayssm_reset_args { position: position.as_ptr() });
+            // SAFETY: everything lives until the call returns.
+            ok(with(ids, &|list| unsafe { replayssm_reset(a.slots, list, &args, null()) }));
+        };
+        let state = || (a.tags(0, 2)[0], b.tags(0, 5)[0], a.cursor(1).position);
+        reset([5, 2, 1], 0);
+        reset([-1, 2, 1], 100);
+        assert_eq!(state(), (100, 0, 100), "skipped in one pool");
+        reset([5, -1, 1], 50);
+        assert_eq!(state(), (100, 50, 50), "skipped in the other");
+        reset([-1, -1, 1], 7);
+        assert_eq!(state(), (100, 50, 7), "skipped in both");
+        reset([5, 2, -1], 9);
+        assert_eq!(state(), (100, 50, 7), "skipped as a whole");
+        // What is loaded has no ring.
+        let position = heap([30i64]);
+        let args = desc!(replayssm_copy_args { kind: REPLAYSSM_COPY_LOAD, position: position.as_ptr() });
+        let load = |from: [i64; 3], to: [i64; 3]| {
+            with(from, &|from| {
+                // SAFETY: everything lives until the call returns.
+                with(to, &|to| unsafe { replayssm_copy(a.slots, from, to, &args, null()) })
+            })
+        };
+        ok(load([-1, -1, -1], [-1, -1, 1]));
+        assert_eq!(state(), (100, 50, 30));
+        ok(load([-1, -1, -1], [-1, -1, -1]));
+        no_faults(&a);
+
+        reset([5, 2, 1], 0);
+        let row = Row { slot: 2, ring: 1, tokens: a.tokens(&mut rng, 3), flush: false };
+        a.step(std::slice::from_ref(&row));
+        a.commit(&[row], &[3]);
+        let rewind = |ids: [i64; 3]| {
+            let (n, mut done) = (heap([1]), heap([-1]));
+            let done_at = done.as_mut_ptr();
+            // SAFETY: everything lives until the call returns.
+            let status = with(ids, &|list| unsafe { replayssm_rewind(a.slots, list, n.as_ptr(), done_at, null()) });
+            // Waits for the work.
+            (status, a.cursor(1).position, done[0])
+        };
+        assert_eq!(rewind([-1, 2, 1]), (REPLAYSSM_OK, 2, 1));
+        no_faults(&a);
+        for (ids, pool) in [([5, 99, 1], 0), ([99, 2, 1], 1)] {
+            let before = a.cursor(1).position;
+            let (status, position, done) = rewind(ids);
+            if place == REPLAYSSM_HOST {
+                assert_eq!((status, position, done), (REPLAYSSM_INVALID_ARGUMENT, before, -1));
+                continue;
+            }
+            // The others' tags decide.
+            assert_eq!((status, position, done), (REPLAYSSM_OK, before - 1, 1));
+            let report = a.faults(true);
+            let seen = (report.bits, report.count, report.first_slot, report.first_row, report.first_pool);
+            assert_eq!(seen, (REPLAYSSM_FAULT_ID, 1, 99, 0, pool));
+        }
         no_faults(&a);
     }
     replayssm_layers_destroy(b.pool);
