@@ -1,7 +1,7 @@
 //! What a call hands to a backend: checked, typed, without a pointer dereferenced.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::config::{DeltaKind, Family, PoolConfig, SlotsConfig};
 use super::layout::{Component, ComponentLayout};
@@ -1037,6 +1037,10 @@ pub struct PoolView {
     pub index: i32,
     /// Memory, in the order of [`super::layout::components`].
     pub components: Vec<ComponentView>,
+    /// What of it the library owns.
+    pub memory: Blocks,
+    /// Addresses of the layers of components whose layers lie anywhere.
+    pub tables: Blocks,
 }
 
 impl PoolView {
@@ -1154,6 +1158,27 @@ pub struct BackendInfo {
 pub trait Memory: Send + Sync {
     /// First byte.
     fn address(&self) -> Address;
+}
+
+/// Memory that is freed when all who may be using it are done.
+pub struct Blocks(Mutex<Vec<Box<dyn Memory>>>);
+
+impl Blocks {
+    /// Keeps blocks.
+    pub fn new(blocks: Vec<Box<dyn Memory>>) -> Self {
+        Blocks(Mutex::new(blocks))
+    }
+
+    /// Keeps others instead. No work may be using those.
+    pub fn replace(&self, blocks: Vec<Box<dyn Memory>>) {
+        let _old = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), blocks);
+    }
+}
+
+impl std::fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Blocks")
+    }
 }
 
 /// What a backend does. All arguments have been checked; what only the device can see is the backend's to check.

@@ -174,7 +174,8 @@ impl Slots {
     pub fn save(&self, pair: &Pair, kind: Kind, blob: &mut [u8], exec: &Exec) -> Result<()> {
         self.backend().check_exec(exec)?;
         self.backend().check_wait(exec)?;
-        let pools = self.pools();
+        // A copy: whoever creates or destroys a pool must not wait for the work on this call's stream, nor others for them.
+        let pools = self.pools().clone();
         self.check_pair(pair, kind, &pools)?;
         let purpose = self.purpose(kind, &pools);
         let bytes = purpose.blob_bytes(self.payload_bytes(kind, &pools)?);
@@ -414,7 +415,8 @@ impl Slots {
     pub fn restore(&self, pair: &Pair, blob: &[u8], generation: Option<u32>, exec: &Exec) -> Result<()> {
         self.backend().check_exec(exec)?;
         self.backend().check_wait(exec)?;
-        let pools = self.pools();
+        // A copy: whoever creates or destroys a pool must not wait for the work on this call's stream, nor others for them.
+        let pools = self.pools().clone();
         self.check_pair(pair, blob::kind_of(blob), &pools)?;
         let opened = blob::open(blob)?;
         let kind = opened.purpose.kind;
@@ -571,7 +573,10 @@ mod tests {
             assert_eq!(error.status(), Status::Cuda);
             assert!(matches!(error, Error::Cuda { code: c, .. } if c == code));
             let text = error.to_string();
-            assert!(text.contains("cuMemcpyHtoDAsync") && text.ends_with("; the slot is restored in part: reset it"), "{text}");
+            assert!(
+                text.contains("cuMemcpyHtoDAsync") && text.ends_with("; the slot is restored in part: reset it"),
+                "{text}"
+            );
         }
         // Refused before anything was written.
         let other = Error::invalid("blob", 1, "2");

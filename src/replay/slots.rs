@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use super::config::{Family, PoolConfig, SlotsConfig};
 use super::explain;
 use super::launch::{
-    Address, Backend, Batch, CommitArgs, ComponentView, ConvArgs, CopyArgs, Cursor, DeltaArgs, Exec, FlushArgs, Ids,
-    Input, List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, Site,
+    Address, Backend, Batch, Blocks, CommitArgs, ComponentView, ConvArgs, CopyArgs, Cursor, DeltaArgs, Exec, FlushArgs,
+    Ids, Input, List, MAX_HOST_LIST, Mamba2Args, Memory, Mode, Named, PoolLists, PoolView, Report, ResetArgs, Site,
     SlotsView, SnapshotArgs, StateTensor, Stats, Where,
 };
 use super::layout::{Component, ComponentLayout, components};
@@ -40,12 +40,9 @@ pub struct Slots {
 
 /// A pool: equal layers of one family.
 pub struct Layers {
-    // Before the slots handle, and with it the context.
-    _memory: Vec<Box<dyn Memory>>,
-    /// Of components whose layers lie anywhere: their addresses.
-    tables: Mutex<Vec<Box<dyn Memory>>>,
-    slots: Arc<Slots>,
+    // Its memory goes before the slots handle, and with it the context.
     view: Arc<PoolView>,
+    slots: Arc<Slots>,
     layouts: Vec<ComponentLayout>,
     /// Components that were lent.
     lent: Vec<Component>,
@@ -380,15 +377,15 @@ impl Layers {
         }
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
-        let view = Arc::new(PoolView { config, index, components: views });
+        let (memory, tables) = (Blocks::new(memory), Blocks::new(tables));
+        let view = Arc::new(PoolView { config, index, components: views, memory, tables });
         if slots.view.config.checks {
             slots.backend().write_guards(&slots.view, &view)?;
         }
         pools.push(view.clone());
         drop(pools);
-        let tables = Mutex::new(tables);
         let kinds = lent.iter().map(|l| l.component).collect();
-        let layers = Arc::new(Layers { slots, view, layouts, lent: kinds, tables, _memory: memory });
+        let layers = Arc::new(Layers { view, slots, layouts, lent: kinds });
         layers.log_created(owned, lent.len());
         Ok(layers)
     }
@@ -454,7 +451,7 @@ impl Layers {
         for (view, site, table) in moves {
             view.move_to(site, table);
         }
-        let _old = std::mem::replace(&mut *lock(&self.tables), tables);
+        self.view.tables.replace(tables);
         Ok(())
     }
 
@@ -551,7 +548,8 @@ impl Layers {
 
 impl Drop for Layers {
     fn drop(&mut self) {
-        // Waits for a reset or rewind of all pools; then the memory may go.
+        // Waits for a reset or rewind of all pools; then the memory may go, or when the last save or restore that has a copy of the list
+        // is done.
         let mut pools = self.slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|view| !Arc::ptr_eq(view, &self.view));
     }
