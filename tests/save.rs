@@ -404,6 +404,32 @@ fn a_stored_slot_comes_back_and_is_loaded() {
     }
 }
 
+/// A position that states hold and windows do not: what a store leaves is no checkpoint, and is found out.
+#[test]
+fn a_slot_that_was_stored_in_part_is_refused() {
+    let spec = Spec { layers: 2, window: 40, t_max: 3, schedule: REPLAYSSM_SCHEDULE_NONE, ..Spec::default() };
+    let model = Model::new(&spec);
+    let rig = &model.rigs[0];
+    model.run(0, 0, &model.steps(&mut Rng(4), 12));
+    let position = rig.cursor(0).position;
+    assert!((8..40).contains(&position));
+    let before = model.states(0, 0);
+    rig.copy(REPLAYSSM_COPY_STORE, (0, 0), (2, 0), Some(1));
+    let report = rig.faults(true);
+    assert_eq!((report.bits, report.first_pool), (REPLAYSSM_FAULT_POSITION, 2));
+    assert!(rig.tags(0, 2).iter().all(|&tag| tag == 1), "states are stored all the same");
+    let mut blob = vec![0; 1 << 20];
+    assert_eq!(rig.try_save(REPLAYSSM_SAVE_STORED, 2, 0, &mut blob), REPLAYSSM_OUT_OF_RANGE);
+    rig.copy(REPLAYSSM_COPY_LOAD, (2, 0), (1, 1), Some(1));
+    assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
+    // Another store makes it whole.
+    rig.copy(REPLAYSSM_COPY_STORE, (0, 0), (2, 0), None);
+    rig.save(REPLAYSSM_SAVE_STORED, 2, 0);
+    rig.copy(REPLAYSSM_COPY_LOAD, (2, 0), (1, 1), Some(position));
+    assert!(model.states(1, 1) == before && model.states(0, 0) == before);
+    no_faults(rig);
+}
+
 /// Pools whose slots have ids of their own: a blob does not know them.
 #[test]
 fn pools_with_slot_ids_of_their_own_are_saved_alike() {

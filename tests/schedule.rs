@@ -1,5 +1,7 @@
 //! When checkpoints are folded: how evenly over the steps of a batch, and whether that depends on who else is in it.
 
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "a test's calls share one promise")]
+
 mod common;
 
 use common::{Rig, Rng, Row, Spec, no_faults};

@@ -900,7 +900,8 @@ pub unsafe extern "C" fn replayssm_export(
 }
 
 /// Takes back n[i] committed tokens, down to the newest checkpoint of all pools. Up to min_rewind tokens that were committed by steps
-/// since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
+/// since the last reset, import, extend, LOAD, portable restore or rewind can always be taken back, and, before the next step, those of the
+/// last one; but none that a flush with a position has folded.
 ///
 /// n, done: int32 [n of list], where the list lies. done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which
 /// sets FAULT_REWIND and is left alone.
@@ -970,8 +971,9 @@ pub unsafe extern "C" fn replayssm_flush(
 /// window). The rows' own slots and rings do not change. What a prefix cache needs at every so many tokens, whatever steps accept.
 ///
 /// batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst that is
-/// no slot sets FAULT_ID; a position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION; dst stays as
-/// it is then. No two rows may have one dst, and no dst may be a slot of the batch.
+/// no slot sets FAULT_ID. A position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION in each layer
+/// and part of a layer for itself; others are stored, and dst is undefined until a reset or another store (REPLAYSSM_SAVE_STORED and LOAD
+/// refuse a slot that does not stand at one position). No two rows may have one dst, and no dst may be a slot of the batch.
 /// NULL: exec; not slots, batch and args.
 /// Errors: as replayssm_commit.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues; on the CPU
@@ -1006,7 +1008,9 @@ pub unsafe extern "C" fn replayssm_snapshot(
 /// src of LOAD, both of STORED. A target is named once, and nothing is source and target in one call; host lists are checked for both.
 /// The target's ring gets a generation of its own, an empty last commit and, staggered, a first fold of its own.
 /// Device: a source that cannot be trusted (an uncommitted extend), a position that is not held, and a stored checkpoint that does not stand
-/// at the position of a LOAD set FAULT_POSITION; the target then is left alone (STORE), or refuses steps until a reset.
+/// at the position of a LOAD set FAULT_POSITION, each layer and part of a layer for itself. The target then refuses steps until a reset. That
+/// of a STORE has parts that were stored and parts that were not: it is undefined until a reset or another store, as with replayssm_snapshot.
+/// SWAP and STORED look at no positions: two slots keep what they have in the other's place, and a stored one is copied as it is.
 /// NULL: args, which means a fork, and exec; not slots, src and dst.
 /// Errors: as replayssm_reset.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
@@ -1094,8 +1098,8 @@ pub unsafe extern "C" fn replayssm_save_bytes(
 /// NULL: exec; not slots, list and blob.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (an extend that is not committed, a
 /// slot that was never reset, a slot that is not stored), CAPTURING, OUT_OF_MEMORY, CUDA.
-/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream.
-/// It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never.
+/// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream,
+/// meanwhile not holding up others. It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never.
 ///
 /// # Safety
 /// list is a descriptor, blob valid for writes of capacity bytes.
@@ -1132,8 +1136,8 @@ pub unsafe extern "C" fn replayssm_save(
 /// touches no ring, and args has no meaning then.
 /// list: one entry, REPLAYSSM_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
 /// NULL: args, which means all defaults, and exec; not slots, list and blob.
-/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA: it
-/// may be restored in part: reset it.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA (the
+/// driver refused something midway, also for want of memory): it may be restored in part: reset it.
 /// Threads: as replayssm_save, which says what it waits for and allocates. Capture: never.
 ///
 /// # Safety

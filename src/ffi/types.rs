@@ -673,8 +673,9 @@ pub struct replayssm_commit_args {
 /// listed refuse an id that is named twice.
 ///
 /// An engine whose groups of layers have slot ids of their own names pools, for calls on a slots handle: a pool that is named has its slots
-/// in pool_slots, a pool that is not has them in slots. An entry that is negative in one pool is skipped there alone. With every pool of
-/// the handle named, slots may be absent.
+/// in pool_slots, a pool that is not has them in slots. An entry whose slot is negative in a pool is skipped there alone: position, generation
+/// and all else that a ring has go by the ring id, even where every pool skips the entry; a negative ring id skips it as a whole. With every
+/// pool of the handle named, slots may be absent.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_list {
@@ -707,7 +708,8 @@ pub struct replayssm_flush_args {
     /// sizeof(replayssm_flush_args).
     pub struct_size: u32,
     /// 0: fold now. 1: enqueue nothing but a wish: the first step that finds position[i] among the committed tokens that it may fold
-    /// (min_rewind of them it may not) folds, under every schedule.
+    /// (min_rewind of them it may not) folds, under every schedule. A reset, an import and an extend's commit forget it, as FORK, MOVE, LOAD
+    /// and a restore do for their target; SWAP takes it along.
     pub later: i32,
     /// Now: fold up to exactly here, also tokens that min_rewind would keep, which cannot be taken back then; at or before a checkpoint there
     /// is nothing to do. NULL, with later 0: as a step's mask does, all but min_rewind committed tokens.
