@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 
 #include "noise.h"
 
@@ -51,6 +52,7 @@ class Generator {
     for (long long step = 0; !waiting_.empty() || !running_.empty(); ++step) {
       admit();
       if (step == plan_.preempt_at) preempt();
+      if (step == plan_.stop_at && stop()) break;
       if (step == plan_.corrupt_at && running_[0]->id == 0) {
         model_.corrupt_newest_record(running_[0]->sequence, plan_.corrupt_in);
       }
@@ -74,16 +76,19 @@ class Generator {
       running_.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
       Stream& s = *running_.back();
-      if (s.saved) {
+      if (plan_.stopped != nullptr) {
+        resume(s, *plan_.stopped);
+      } else if (s.saved) {
         model_.restore(s.sequence, *s.saved);
         s.saved.reset();
         out_.slot_after = s.sequence.slot;
       } else {
-        model_.start(s.sequence);
+        if (!plan_.fork) model_.start(s.sequence);
         fresh.push_back(&s);
       }
     }
     if (fresh.empty()) return;
+    if (plan_.fork) return fork(fresh);
     std::vector<Tokens> rows;
     for (Stream* s : fresh) rows.push_back(tokens(*s, s->text));
     const std::vector<float>& hidden = model_.forward(rows, Update::Plain);
@@ -95,6 +100,53 @@ class Generator {
       const std::vector<float> logits = model_.logits(s->hidden.data(), 1);
       append(*s, logits.data());
     }
+  }
+
+  // One prompt for all: run once, by extend but for its last tokens. Every request then draws its first byte from the same logits.
+  void fork(const std::vector<Stream*>& fresh) {
+    Stream& source = *fresh[0];
+    const std::string prompt = source.text;
+    const std::size_t longest = plan_.drafts == Drafts::None ? 1 : 1 + MAX_DRAFTS;
+    model_.start(source.sequence);
+    for (std::size_t at = 0, n = prompt.size() - std::min(FORK_TAIL, prompt.size() - 1); at < prompt.size(); at += n) {
+      if (at > 0) n = std::min(longest, prompt.size() - at);
+      const std::vector<float>& hidden =
+          model_.forward({tokens(source, prompt.substr(at, n))}, at == 0 ? Update::Plain : plan_.update);
+      model_.commit();
+      keep_hidden(source, hidden, n - 1);
+    }
+    std::vector<Sequence*> targets;
+    for (Stream* s : fresh) {
+      if (s != &source) targets.push_back(&s->sequence);
+    }
+    model_.fork(source.sequence, targets);
+    const std::vector<float> logits = model_.logits(source.hidden.data(), 1);
+    for (Stream* s : fresh) {
+      s->hidden = source.hidden;
+      append(*s, logits.data());
+    }
+  }
+
+  // Whether there was something to stop.
+  bool stop() {
+    if (running_.empty()) return false;
+    Stream& s = *running_[0];
+    for (const replayssm_save_kind kind : plan_.stop_kinds) {
+      out_.stopped.push_back({s.text, s.request->prompt.size(), s.end, s.request->seed, s.hidden, model_.save_blob(s.sequence, kind)});
+    }
+    model_.finish(s.sequence);
+    out_.texts[s.id] = s.text.substr(s.request->prompt.size());
+    running_.clear();
+    return true;
+  }
+
+  void resume(Stream& s, const Stopped& stopped) {
+    if (stopped.hidden.size() != static_cast<std::size_t>(model_.weights().config.d_model)) {
+      throw std::runtime_error("the hidden state is another model's");
+    }
+    s.text = stopped.text;
+    s.hidden = stopped.hidden;
+    model_.restore_blob(s.sequence, stopped.blob);
   }
 
   void preempt() {

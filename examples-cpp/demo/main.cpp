@@ -3,6 +3,8 @@
 //
 //   - with the EXACT readout, the same request gives the same bytes by plain updates and by replay, with and without
 //     speculation, in any batch, with any number of threads, in both fp32 formats, and after a preemption;
+//   - one prompt forked into several requests gives the texts of requests that ran it themselves, and a request that is saved to a
+//     file and restored by another process, also under another window, gives the text of an uninterrupted one;
 //   - with SPLIT32 and HIGH, it moves a fraction of the state's bytes at the same bits per byte, with logits nearer to
 //     those of fp64 states than a bf16 state's.
 //
@@ -13,6 +15,8 @@
 //     --break  overwrites one ring row in some of the runs, of each family in turn: must end with identical=0, which it
 //              does only if every such run gives another text
 //     --cpu    leaves a GPU alone
+//     --resume FILE [--window N] [--gpu]
+//              goes on with a stopped request and prints its text: what the demo starts itself with, in a new process
 //     --nvrtc  the compiler of the GPU's kernels, libnvrtc.so.12 or newer, if it is not where the build or the system has it
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
@@ -52,8 +56,9 @@ struct Sizes {
 };
 
 struct Options {
-  bool quick = false, corrupt = false, cpu = false;
-  std::string model = DEMO_MODEL_FOLDER, nvrtc;
+  bool quick = false, corrupt = false, cpu = false, gpu = false;
+  std::string model = DEMO_MODEL_FOLDER, nvrtc, resume;
+  int window = 0;
 };
 
 Options read_options(int argc, char** argv) {
@@ -66,12 +71,19 @@ Options read_options(int argc, char** argv) {
       options.corrupt = true;
     } else if (arg == "--cpu") {
       options.cpu = true;
+    } else if (arg == "--gpu") {
+      options.gpu = true;
+    } else if (arg == "--resume" && i + 1 < argc) {
+      options.resume = argv[++i];
+    } else if (arg == "--window" && i + 1 < argc) {
+      options.window = std::stoi(argv[++i]);
     } else if (arg == "--nvrtc" && i + 1 < argc) {
       options.nvrtc = argv[++i];
     } else if (arg == "--model" && i + 1 < argc) {
       options.model = argv[++i];
     } else {
-      throw std::runtime_error("usage: demo [--quick] [--break] [--cpu] [--model FOLDER] [--nvrtc FILE]");
+      throw std::runtime_error("usage: demo [--quick] [--break] [--cpu] [--model FOLDER] [--nvrtc FILE]\n"
+                               "       demo --resume FILE [--window N] [--gpu] [--model FOLDER] [--nvrtc FILE]");
     }
   }
   return options;
@@ -94,6 +106,13 @@ std::vector<Request> make_requests(const std::string& text, const Sizes& sizes) 
     requests.push_back({paragraph.substr(0, length), 1000 + i, i == 0 ? sizes.long_text : sizes.short_text});
   }
   return requests;
+}
+
+// The first request's prompt, as it comes and with other seeds.
+std::vector<Request> make_forks(const std::vector<Request>& requests, const Sizes& sizes) {
+  std::vector<Request> forks;
+  for (std::uint64_t i = 0; i < 4; ++i) forks.push_back({requests[0].prompt, requests[0].seed + 100 * i, sizes.short_text});
+  return forks;
 }
 
 // ---- the model is the trained model ---------------------------------------------------------------------------------
@@ -269,8 +288,8 @@ bool same_texts(const std::vector<std::string>& texts, const std::vector<Request
 
 class Comparison {
  public:
-  Comparison(const Weights& weights, std::vector<Request> requests, const Sizes& sizes, bool corrupt)
-      : weights_(weights), requests_(std::move(requests)), sizes_(sizes), corrupt_(corrupt) {}
+  Comparison(const Weights& weights, std::vector<Request> requests, const Sizes& sizes, const Options& options)
+      : weights_(weights), requests_(std::move(requests)), sizes_(sizes), corrupt_(options.corrupt), model_(options.model) {}
 
   void run() {
     std::printf("\nA token is a byte; state bytes are loaded and stored, of checkpoints and rings, all layers.\n\n");
@@ -295,6 +314,8 @@ class Comparison {
       for (const int batch : {1, sizes_.batch}) exact(way, batch, 1, REPLAYSSM_FORMAT_F32);
     }
     preempted();
+    forked();
+    resumed();
     for (const Way& way : {REPLAY, HEAD}) {
       for (const int batch : {1, sizes_.batch}) high(way, batch);
     }
@@ -302,6 +323,8 @@ class Comparison {
 
   // With --break, whether a broken run gave the same text.
   bool identical() const { return corrupt_ ? broken_same_ > 0 : identical_; }
+  bool fork_same() const { return fork_same_; }
+  bool resume_same() const { return resume_same_; }
   bool exercised() const { return exercised_; }
   double accepted_per_step() const { return static_cast<double>(head_accepted_) / static_cast<double>(head_steps_); }
   long long rejected() const { return head_offered_ - head_accepted_; }
@@ -389,6 +412,52 @@ class Comparison {
                      (same && moved ? "the same." : "NOT the same."));
   }
 
+  // One prompt, run once, for several requests with seeds of their own.
+  void forked() {
+    const std::vector<Request> requests = make_forks(requests_, sizes_);
+    const auto n = static_cast<int>(requests.size());
+    // What they write if each runs the prompt itself.
+    const std::vector<std::string> own = generate_by(PLAIN, setup_of(PLAIN, 1, 1), requests, plan_of(PLAIN, 1)).texts;
+    const Setup setup = setup_of(HEAD, n, 1);
+    Plan plan = plan_of(HEAD, n);
+    plan.fork = true;
+    if (corrupt_) plan.corrupt_at = 10;  // of the source alone: the others must not see it
+    const Outcome outcome = generate_by(HEAD, setup, requests, plan);
+    const bool source = outcome.texts[0] == own[0];
+    bool targets = true;
+    for (std::size_t i = 1; i < own.size(); ++i) targets = targets && outcome.texts[i] == own[i] && own[i] != own[i - 1];
+    fork_same_ = source && targets;
+    broken_same_ += corrupt_ && (source || !targets);
+    print(HEAD, setup, n, outcome, fork_same_ ? "same, one prompt forked" : "DIFFERS after a fork");
+    notes_.push_back("Forked: a prompt of " + std::to_string(requests[0].prompt.size()) + " bytes, run once, for " + std::to_string(n) +
+                     " seeds: the texts are " + (fork_same_ ? "" : "NOT ") + "those of requests that run it themselves.");
+  }
+
+  // A request that ends in mid-text, in a file, and goes on in another process, with the same window and with another one.
+  void resumed() {
+    std::vector<Request> requests = {requests_[0]};
+    requests[0].n_bytes = sizes_.short_text;
+    const Setup setup = setup_of(HEAD, 1, 1);
+    const int window = window_of(setup), other = window - 9;
+    Plan plan = plan_of(HEAD, 1);
+    plan.stop_at = 10;
+    plan.stop_kinds = {REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE};
+    if (corrupt_) plan.corrupt_at = 8;
+    const Outcome outcome = generate_by(HEAD, setup, requests, plan);
+    const std::string expected = expected_[0].substr(0, sizes_.short_text);
+    const auto same = [&](std::size_t kind, int w) {
+      return kind < outcome.stopped.size() &&
+             resume_in_new_process(outcome.stopped[kind], {"--model", model_, "--window", std::to_string(w)}) == expected;
+    };
+    const bool live = same(0, window), portable = same(1, other);
+    resume_same_ = live && portable;
+    broken_same_ += corrupt_ && (live || portable);
+    print(HEAD, setup, 1, outcome, resume_same_ ? "same, resumed by another process" : "DIFFERS after another process resumed it");
+    notes_.push_back("Stopped after " + std::to_string(outcome.bytes) + " bytes, resumed by a new process: LIVE the text is " +
+                     (live ? "the same" : "NOT the same") + ", PORTABLE, window " + std::to_string(other) + " instead of " +
+                     std::to_string(window) + ", " + (portable ? "the same." : "NOT the same."));
+  }
+
   void high(const Way& way, int batch) {
     const Setup setup = setup_of(way, batch, 1, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH);
     Plan plan = plan_of(way, batch);
@@ -428,11 +497,12 @@ class Comparison {
   const std::vector<Request> requests_;
   const Sizes sizes_;
   const bool corrupt_;
+  const std::string model_;
   std::vector<std::string> expected_, notes_;
   double plain_bytes_ = 0, high_bytes_ = 0;
   long long head_accepted_ = 0, head_offered_ = 0, head_steps_ = 0;
   int broken_ = 0, broken_same_ = 0;
-  bool identical_ = true, exercised_ = true;
+  bool identical_ = true, exercised_ = true, fork_same_ = false, resume_same_ = false;
 };
 
 // Indented, in lines of 100 columns, as far as the last whole word.
@@ -458,6 +528,28 @@ void print_wrapped(const std::string& text) {
   std::printf("\n");
 }
 
+// What resume_in_new_process starts. It prints the text and nothing else.
+int resume(const Options& options) {
+  const Safetensors file(options.model + "/austen.safetensors");
+  const Weights weights(file);
+  const Stopped stopped = read_stopped(options.resume);
+  Setup setup;
+  setup.max_step_tokens = step_tokens(HEAD);
+  setup.window = options.window;
+  std::string text;
+  if (options.gpu) {
+    text = cuda::resume_on_gpu(weights, setup, stopped, options.nvrtc);
+  } else {
+    Plan plan;
+    plan.drafts = HEAD.drafts;
+    plan.stopped = &stopped;
+    Model model(weights, setup);
+    text = generate(model, {stopped.request()}, plan).texts[0];
+  }
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return std::fflush(stdout) == 0 ? 0 : 2;
+}
+
 int run(const Options& options) {
   Sizes sizes;
   if (options.quick) sizes = {4, 384, 96, 4096};
@@ -478,7 +570,7 @@ int run(const Options& options) {
               logits.difference, LOGITS_TOLERANCE, logits.same_bytes ? "the same bytes" : "NOT THE SAME BYTES");
 
   const std::vector<Request> requests = make_requests(heldout, sizes);
-  Comparison comparison(weights, requests, sizes, options.corrupt);
+  Comparison comparison(weights, requests, sizes, options);
   comparison.run();
   std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s\n"
               "here. `cargo bench --bench cpu` measures states of real size in memory.\n\n");
@@ -489,7 +581,8 @@ int run(const Options& options) {
   cuda::GpuResult gpu;
   if (!options.cpu) {
     gpu = cuda::compare_on_gpu(
-        {weights, requests, sizes.short_text, comparison.texts(), options.corrupt, options.nvrtc});
+        {weights, requests, make_forks(requests, sizes), sizes.short_text, comparison.texts(), options.corrupt, options.model,
+         options.nvrtc});
   }
 
   const Scores scores = print_scores(file, weights, heldout.substr(0, sizes.bpb_bytes));
@@ -502,11 +595,12 @@ int run(const Options& options) {
   const bool gpu_identical = options.corrupt ? gpu.broken_same > 0 : gpu.identical;
   const bool identical = options.corrupt ? comparison.identical() || gpu_identical
                                          : comparison.identical() && logits.same_bytes && gpu_identical;
+  const bool fork = comparison.fork_same() && gpu.fork_same, resume = comparison.resume_same() && gpu.resume_same;
   std::printf("RESULT demo identical=%d accepted_per_step=%.2f bytes_ratio=%.2f bpb_fp32=%.4f bpb_split=%.4f "
-              "bpb_bf16=%.4f gpu=%d\n",
+              "bpb_bf16=%.4f gpu=%d fork=%d resume=%d\n",
               identical ? 1 : 0, comparison.accepted_per_step(), comparison.bytes_ratio(), scores.fp32, scores.split,
-              scores.bf16, gpu.ran ? 1 : 0);
-  const bool good = identical && comparison.exercised() && gpu.exercised && comparison.rejected() > 0 &&
+              scores.bf16, gpu.ran ? 1 : 0, fork ? 1 : 0, resume ? 1 : 0);
+  const bool good = identical && fork && resume && comparison.exercised() && gpu.exercised && comparison.rejected() > 0 &&
                     comparison.accepted_per_step() >= LEAST_ACCEPTED && scores.fp32 < MOST_BITS &&
                     scores.split < MOST_BITS && scores.right && logits.difference <= LOGITS_TOLERANCE;
   return good ? 0 : 1;
@@ -517,7 +611,8 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    return demo::run(demo::read_options(argc, argv));
+    const demo::Options options = demo::read_options(argc, argv);
+    return options.resume.empty() ? demo::run(options) : demo::resume(options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "demo: %s\n", error.what());
     return 2;

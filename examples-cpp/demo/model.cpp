@@ -27,7 +27,13 @@ std::size_t state_elements(const Config& c, Family family) {
 
 }  // namespace
 
-int window_of(const Setup& setup) { return std::max(16, std::min(256, 8 * setup.max_step_tokens)); }
+int window_of(const Setup& setup) {
+  return setup.window > 0 ? setup.window : std::max(16, std::min(256, 8 * setup.max_step_tokens));
+}
+
+std::int64_t cached_tokens(const Config& config, std::int64_t position) {
+  return std::min<std::int64_t>(position, config.attn_window - 1);
+}
 
 replayssm_slots_desc slots_desc(const Setup& setup) {
   auto desc = replayssm::init<replayssm_slots_desc>();
@@ -102,14 +108,18 @@ void Model::start(Sequence& sequence) {
   args.generation = &sequence.generation;
   slots_.reset(replayssm::host_list(&sequence.slot, 1), &args);
   sequence.position = 0;
-  const std::size_t n = weights_.attention.size() * kv_rows_ * size(weights_.config.attn_width);
-  sequence.keys.assign(n, 0.0f);
-  sequence.values.assign(n, 0.0f);
+  clear_cache(sequence);
   if (setup_.fp64_states) {
     std::size_t elements = 0;
     for (const Pools& pools : pools_) elements += pools.state_elements;
     sequence.fp64.assign(elements, 0.0);
   }
+}
+
+void Model::clear_cache(Sequence& sequence) const {
+  const std::size_t n = weights_.attention.size() * kv_rows_ * size(weights_.config.attn_width);
+  sequence.keys.assign(n, 0.0f);
+  sequence.values.assign(n, 0.0f);
 }
 
 void Model::finish(Sequence& sequence) {
@@ -146,6 +156,65 @@ void Model::restore(Sequence& sequence, const Saved& saved) {
     pools_[i].windows.import_state(list, nullptr, replayssm::dense_state(saved.windows[i].data(), REPLAYSSM_BF16));
   }
   sequence.position = saved.position;
+}
+
+void Model::fork(const Sequence& source, const std::vector<Sequence*>& targets) {
+  const auto n = static_cast<std::int32_t>(targets.size());
+  const std::vector<std::int32_t> from(targets.size(), source.slot);  // one source for all
+  std::vector<std::int32_t> to(targets.size());
+  std::vector<std::uint32_t> generations(targets.size());
+  slots_.acquire(n, to.data(), generations.data());
+  auto args = replayssm::init<replayssm_copy_args>();
+  args.kind = REPLAYSSM_COPY_FORK;
+  args.generation = generations.data();
+  slots_.copy(replayssm::host_list(from.data(), n), replayssm::host_list(to.data(), n), &args);
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    *targets[i] = source;  // the attention cache with it
+    targets[i]->slot = to[i];
+    targets[i]->generation = generations[i];
+  }
+}
+
+template <class Row>
+void Model::each_cached(const Sequence& sequence, Row row) const {
+  const std::int64_t end = sequence.position, first = end - cached_tokens(weights_.config, end);
+  const std::size_t width = size(weights_.config.attn_width);
+  std::size_t n = 0;
+  for (std::size_t layer = 0; layer < weights_.attention.size(); ++layer) {
+    for (const bool values : {false, true}) {
+      for (std::int64_t p = first; p < end; ++p) {
+        row(values, (layer * kv_rows_ + static_cast<std::size_t>(p) % kv_rows_) * width, n++ * width);
+      }
+    }
+  }
+}
+
+Blob Model::save_blob(const Sequence& sequence, replayssm_save_kind kind) const {
+  const std::size_t width = size(weights_.config.attn_width);
+  Blob blob;
+  blob.position = sequence.position;
+  blob.bytes.resize(slots_.save_bytes(kind));
+  slots_.save(replayssm::host_list(&sequence.slot, 1), kind, blob.bytes.data(), blob.bytes.size());
+  each_cached(sequence, [&](bool values, std::size_t at, std::size_t) {
+    const float* from = &(values ? sequence.values : sequence.keys)[at];
+    blob.cache.insert(blob.cache.end(), from, from + width);
+  });
+  return blob;
+}
+
+void Model::restore_blob(Sequence& sequence, const Blob& blob) {
+  slots_.acquire(1, &sequence.slot, &sequence.generation);
+  auto args = replayssm::init<replayssm_restore_args>();
+  args.generation = &sequence.generation;
+  slots_.restore(replayssm::host_list(&sequence.slot, 1), blob.bytes.data(), blob.bytes.size(), &args);
+  sequence.position = blob.position;
+  clear_cache(sequence);
+  const std::size_t width = size(weights_.config.attn_width);
+  const std::size_t n = 2 * weights_.attention.size() * static_cast<std::size_t>(cached_tokens(weights_.config, blob.position));
+  if (blob.cache.size() != n * width) throw std::runtime_error("the attention cache is another model's");
+  each_cached(sequence, [&](bool values, std::size_t at, std::size_t from) {
+    std::copy_n(&blob.cache[from], width, &(values ? sequence.values : sequence.keys)[at]);
+  });
 }
 
 const std::vector<float>& Model::forward(const std::vector<Tokens>& rows, Update update) {

@@ -1,7 +1,7 @@
 // The model on libreplayssm: dense layers here, the recurrent layers' states and convolution windows in the library.
 //
-// An engine's half of the interface in one place: which slot a sequence has (start, finish, save, restore), one batch for all
-// layers of a model step (forward), and how many of its tokens stay (commit).
+// An engine's half of the interface in one place: which slot a sequence has (start, finish, fork, and the ways out of the library and
+// back), one batch for all layers of a model step (forward), and how many of its tokens stay (commit).
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #pragma once
 
@@ -34,6 +34,13 @@ struct Saved {
   std::array<std::vector<std::uint16_t>, N_FAMILIES> windows;   // [layer][channel][width - 1], bf16 as they came
 };
 
+// A sequence outside the process: the library's blob of its slot and ring, and what the attention layers still look back at.
+struct Blob {
+  std::int64_t position = 0;
+  std::vector<char> bytes;
+  std::vector<float> cache;  // [attention layer][keys, values][the last tokens, oldest first][attn_width]
+};
+
 // A sequence's next tokens: bytes at positions sequence->position and on.
 struct Tokens {
   Sequence* sequence;
@@ -48,6 +55,7 @@ struct Setup {
   int n_slots = 1;
   int n_threads = 1;
   int max_step_tokens = 1;
+  int window = 0;  // of the rings; 0: the library's default
   replayssm_format format = REPLAYSSM_FORMAT_SPLIT32;
   replayssm_readout readout = REPLAYSSM_READOUT_EXACT;
   bool fp64_states = false;  // state updates by the program's own fp64 recurrences instead of the library; no rollback
@@ -55,6 +63,8 @@ struct Setup {
 
 // What the library is asked for: the same on the CPU and on the GPU.
 int window_of(const Setup& setup);
+// Of the tokens in front of `position`, how many the next one's attention reaches.
+std::int64_t cached_tokens(const Config& config, std::int64_t position);
 replayssm_slots_desc slots_desc(const Setup& setup);
 replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup, Family family);
 // The convolution in front of the layers of `states`: one packed row of x, B, C or of q, k, v.
@@ -71,6 +81,11 @@ class Model {
   void finish(Sequence& sequence);
   Saved save(const Sequence& sequence) const;
   void restore(Sequence& sequence, const Saved& saved);
+  // Free slots for the targets, which become what the source is.
+  void fork(const Sequence& source, const std::vector<Sequence*>& targets);
+  Blob save_blob(const Sequence& sequence, replayssm_save_kind kind) const;
+  // A free slot, which becomes what was saved, maybe by another process.
+  void restore_blob(Sequence& sequence, const Blob& blob);
 
   // Runs the rows' tokens through all layers: final hidden states [all tokens of all rows, d_model].
   const std::vector<float>& forward(const std::vector<Tokens>& rows, Update update);
@@ -94,6 +109,10 @@ class Model {
   };
 
   Pools pools(Family family);
+  void clear_cache(Sequence& sequence) const;
+  // Calls row(whether of values, place in keys or values, place in Blob::cache) for every cached row that will still be seen.
+  template <class Row>
+  void each_cached(const Sequence& sequence, Row row) const;
   void mamba(std::size_t layer, std::size_t n_tokens);
   void delta(Family family, std::size_t layer, std::size_t n_tokens);
   void attention(std::size_t layer, const std::vector<Tokens>& rows);

@@ -21,7 +21,8 @@ const GpuWay REPLAY = {"replay", Update::Replay, Drafts::None};
 const GpuWay HEAD = {"replay, draft head", Update::Replay, Drafts::Head};
 const GpuWay RANDOM = {"replay, random drafts", Update::Replay, Drafts::Random};
 
-constexpr int CORRUPT_AT = 20;
+constexpr int CORRUPT_AT = 20, FORK_CORRUPT_AT = 10;
+constexpr int STOP_AT = 10;
 
 // The first byte at which a text is not the beginning of the expected one.
 struct Parting {
@@ -44,10 +45,12 @@ class GpuComparison {
     for (const GpuWay& way : {PLAIN, REPLAY, HEAD, RANDOM}) {
       for (const int batch : {1, batch_size()}) exact(way, batch);
     }
+    forked();
     for (const GpuWay& way : {REPLAY, HEAD}) {
       for (const int batch : {1, batch_size()}) high(way, batch);
     }
     std::printf("\n");
+    resumed();
     against_cpu();
     std::printf("%s.\n", graphs_.c_str());
     result_.ran = true;
@@ -96,6 +99,46 @@ class GpuComparison {
     if (batch == 1) {
       graphs_ += (graphs_.empty() ? "Nodes of a step's graph: " : "; ") + std::string(way.name) + ": " + std::to_string(run->nodes());
     }
+  }
+
+  // As the CPU's comparison does both.
+  void forked() {
+    const std::vector<Request>& requests = task_.forks;
+    const auto n = static_cast<int>(requests.size());
+    const auto alone = decoder(PLAIN, 1, REPLAYSSM_READOUT_EXACT, requests);
+    std::vector<std::string> own;
+    for (const Request& request : requests) own.push_back(alone->generate(&request).texts[0]);
+    const auto run = decoder(HEAD, n, REPLAYSSM_READOUT_EXACT, requests);
+    const GpuOutcome outcome = run->generate(requests.data(), task_.corrupt ? FORK_CORRUPT_AT : -1, MAMBA2, true);
+    const bool source = outcome.texts[0] == own[0];
+    bool targets = true;
+    for (std::size_t i = 1; i < own.size(); ++i) targets = targets && outcome.texts[i] == own[i] && own[i] != own[i - 1];
+    result_.fork_same = source && targets;
+    result_.broken_same += task_.corrupt && (source || !targets) ? 1 : 0;
+    print(HEAD, "SPLIT32 EXACT", n, outcome, run->seconds_without_library(),
+          result_.fork_same ? "same, one prompt forked" : "DIFFERS after a fork");
+  }
+
+  void resumed() {
+    std::vector<Request> requests = {task_.requests[0]};
+    requests[0].n_bytes = task_.batch_text;
+    const auto run = decoder(HEAD, 1, REPLAYSSM_READOUT_EXACT, requests);
+    const std::vector<Stopped> stopped = run->stop(requests[0], STOP_AT, {REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE},
+                                                   task_.corrupt ? STOP_AT - 2 : -1);
+    Setup setup;
+    setup.max_step_tokens = 1 + MAX_DRAFTS;
+    const int window = window_of(setup), other = window - 9;
+    const std::string expected = reference_.texts[0].substr(0, task_.batch_text);
+    const auto same = [&](std::size_t kind, int w) {
+      std::vector<std::string> arguments = {"--model", task_.model, "--window", std::to_string(w), "--gpu"};
+      if (!task_.nvrtc.empty()) arguments.insert(arguments.end(), {"--nvrtc", task_.nvrtc});
+      return kind < stopped.size() && resume_in_new_process(stopped[kind], arguments) == expected;
+    };
+    const bool live = same(0, window), portable = same(1, other);
+    result_.resume_same = live && portable;
+    result_.broken_same += task_.corrupt && (live || portable) ? 1 : 0;
+    std::printf("Stopped after %d steps, resumed by a new process: LIVE the text is %s, PORTABLE, window %d instead of %d, %s.\n", STOP_AT,
+                live ? "the same" : "NOT the same", other, window, portable ? "the same" : "NOT the same");
   }
 
   void high(const GpuWay& way, int batch) {
@@ -184,6 +227,13 @@ GpuResult compare_on_gpu(const GpuTask& task) {
   }
   std::printf("\nThe same on the GPU: %s (the example's kernels: %s).\n", device->name().c_str(), device->built().c_str());
   return GpuComparison(*device, task).run();
+}
+
+std::string resume_on_gpu(const Weights& weights, const Setup& setup, const Stopped& stopped, const std::string& nvrtc) {
+  const Device device(nvrtc);
+  const DeviceWeights on_device(device, weights);
+  Decoder decoder(device, on_device, setup, HEAD.update, HEAD.drafts, {stopped.request()}, 1);
+  return decoder.resume(stopped);
 }
 
 }  // namespace cuda

@@ -33,8 +33,13 @@ class Decoder {
   Decoder(const Device& device, const DeviceWeights& weights, const Setup& setup, Update update, Drafts drafts,
           const std::vector<Request>& requests, int n_rows);
 
-  // n_rows requests at once. corrupt_at: after this many steps a ring row of the first is overwritten; -1: never.
-  GpuOutcome generate(const Request* requests, int corrupt_at = -1, Family corrupt_in = MAMBA2);
+  // n_rows requests at once. corrupt_at: after this many steps a ring row of the first is overwritten; -1: never. fork: they have one
+  // prompt, which is run once, and the first request forked.
+  GpuOutcome generate(const Request* requests, int corrupt_at = -1, Family corrupt_in = MAMBA2, bool fork = false);
+  // One request alone, which ends after so many steps, saved once for each kind; nothing if it was done before.
+  std::vector<Stopped> stop(const Request& request, int steps, const std::vector<replayssm_save_kind>& kinds, int corrupt_at = -1);
+  // Its whole text, without the prompt.
+  std::string resume(const Stopped& stopped);
   // A step's time without the library's calls, to take from the whole; after `generate`, whose last positions it uses.
   double seconds_without_library();
   std::size_t nodes() const { return graph_->nodes(); }
@@ -42,7 +47,15 @@ class Decoder {
  private:
   static int capacity_of(const std::vector<Request>& requests, int max_step_tokens);
   static int tokens_of(const std::vector<Request>& requests, int n_rows, int max_step_tokens);
-  void prompts(const Request* requests);
+  void start(const Request* requests);
+  // A batch of tokens `from` .. `to` - 1 of each of the first rows; where the last token of each stands in it.
+  struct Part {
+    std::int32_t from, to;
+  };
+  std::vector<std::int32_t> run(const std::vector<Part>& parts, bool extend);
+  std::vector<std::int32_t> run_prompts(const Request* requests);
+  std::vector<std::int32_t> run_forked_prompt(const std::string& prompt);
+  void prompts(const Request* requests, bool fork);
   void step();
 
   const Device& device_;
@@ -52,6 +65,7 @@ class Decoder {
   GpuModel model_;
   replayssm_batch batch_;
   std::vector<std::int32_t> slots_;
+  std::vector<std::uint32_t> generations_;
   std::unique_ptr<Graph> graph_;
 };
 

@@ -409,6 +409,29 @@ void GpuModel::commit(const replayssm_batch& batch, bool counts) {
   slots_.commit(batch, &args, &exec_);
 }
 
+float* GpuModel::cached(std::size_t layer, bool values, int row, std::int64_t token) const {
+  const std::size_t rows = layer * size(rows_.n_rows) + size(row);
+  return (values ? values_ : keys_).get() +
+         (rows * size(rows_.capacity) + static_cast<std::size_t>(token)) * size(weights_.host.config.attn_width);
+}
+
+std::vector<float> GpuModel::read_cache(int row, std::int64_t first, std::int64_t end) const {
+  const std::size_t n = static_cast<std::size_t>(end - first) * size(weights_.host.config.attn_width);
+  std::vector<float> cache(2 * weights_.attention.size() * n);
+  for (std::size_t i = 0; n > 0 && i * n < cache.size(); ++i) {
+    device_.read(&cache[i * n], cached(i / 2, i % 2 == 1, row, first), n * sizeof(float));
+  }
+  return cache;
+}
+
+void GpuModel::write_cache(int row, std::int64_t first, std::int64_t end, const std::vector<float>& cache) const {
+  const std::size_t n = static_cast<std::size_t>(end - first) * size(weights_.host.config.attn_width);
+  if (cache.size() != 2 * weights_.attention.size() * n) throw std::runtime_error("the attention cache is another model's");
+  for (std::size_t i = 0; n > 0 && i * n < cache.size(); ++i) {
+    device_.write(cached(i / 2, i % 2 == 1, row, first), &cache[i * n], n * sizeof(float));
+  }
+}
+
 void GpuModel::corrupt_newest_record(std::int32_t slot, std::int64_t position, Family family) {
   const Config& c = weights_.host.config;
   const auto kind = family == MAMBA2 ? REPLAYSSM_COMPONENT_X : REPLAYSSM_COMPONENT_V;  // [heads, rows, dim]

@@ -89,6 +89,11 @@ class GpuModel {
   // From here on, the library's calls are left out: to time the rest.
   void leave_library_out(bool leave) { library_ = !leave; }
 
+  // The attention cache of a row's tokens first .. end - 1, out of the device's memory and into it: [attention layer][keys, values]
+  // [token][attn_width].
+  std::vector<float> read_cache(int row, std::int64_t first, std::int64_t end) const;
+  void write_cache(int row, std::int64_t first, std::int64_t end, const std::vector<float>& cache) const;
+
   // As Model's.
   void corrupt_newest_record(std::int32_t slot, std::int64_t position, Family family);
   void check_faults() const;
@@ -99,6 +104,7 @@ class GpuModel {
   };
 
   Pools pools(Family family);
+  float* cached(std::size_t layer, bool values, int row, std::int64_t token) const;
   void mamba(const replayssm_batch& batch, const DeviceMamba& w, std::int32_t layer, int n);
   void delta(const replayssm_batch& batch, const DeviceDelta& w, Family family, std::int32_t layer, int n);
   void attention(const DeviceAttention& w, std::size_t layer, int n);
