@@ -33,10 +33,10 @@
  * Threads and streams
  *   Calls that take a const handle may be made by any number of threads. The caller orders work on one slot (any two calls);
  *   work on disjoint slots of one handle may run at the same time. The CPU backend does its work before a call returns.
- *   Only calls that create, destroy, rebind, save, restore, plan, query or fail allocate. No call waits for another's work: while the CPU backend's threads
- *   work for one call, another does its own on its thread. The list of pools is read under a lock by reset, rewind, flush, snapshot, copy,
- *   save and restore, which
- *   creating and destroying a pool wait for; acquire and release take a lock. A call needs at most 256 KiB of its thread's stack.
+ *   Only calls that create, destroy, rebind, save, restore, plan, query or fail allocate. No call waits for another's work: while the CPU
+ *   backend's threads work for one call, another does its own on its thread. The list of pools is read under a lock by reset, rewind, flush,
+ *   snapshot and copy until their work is done or enqueued, and by save and restore, which copy it; creating and destroying a pool wait for
+ *   that. Acquire and release take a lock. A call needs at most 256 KiB of its thread's stack.
  *
  * Errors
  *   A status says whether the call was accepted; on an error nothing was done. What only the device can see (ids, counts,
@@ -464,8 +464,8 @@ typedef struct replayssm_lent {
   /* Multiple of 16, at least the component's bytes; 0 = dense. */
   int64_t slot_stride_bytes;
   /* Layers that were allocated one by one: host array [n_layers] of addresses in the context's memory, each slot 0 of a layer, with
-   * offset_bytes aligned as base; read before the call returns. The library keeps a table of them, 8 bytes a layer, beside the memory
-   * that it owns. NULL: base. */
+   * offset_bytes aligned as base; read before the call returns. No slot of a layer may overlap one of another. The library keeps a table
+   * of them, 8 bytes a layer, beside the memory that it owns. NULL: base. */
   void *const *layer_bases;
   /* Where the component begins in what base or layer_bases point to, such as a page that holds several; 0 or more. */
   int64_t offset_bytes;
@@ -734,8 +734,9 @@ typedef struct replayssm_commit_args {
  * listed refuse an id that is named twice.
  *
  * An engine whose groups of layers have slot ids of their own names pools, for calls on a slots handle: a pool that is named has its slots
- * in pool_slots, a pool that is not has them in slots. An entry that is negative in one pool is skipped there alone. With every pool of
- * the handle named, slots may be absent. */
+ * in pool_slots, a pool that is not has them in slots. An entry whose slot is negative in a pool is skipped there alone: position, generation
+ * and all else that a ring has go by the ring id, even where every pool skips the entry; a negative ring id skips it as a whole. With every
+ * pool of the handle named, slots may be absent. */
 typedef struct replayssm_list {
   /* sizeof(replayssm_list). */
   uint32_t struct_size;
@@ -764,7 +765,8 @@ typedef struct replayssm_flush_args {
   /* sizeof(replayssm_flush_args). */
   uint32_t struct_size;
   /* 0: fold now. 1: enqueue nothing but a wish: the first step that finds position[i] among the committed tokens that it may fold
-   * (min_rewind of them it may not) folds, under every schedule. */
+   * (min_rewind of them it may not) folds, under every schedule. A reset, an import and an extend's commit forget it, as FORK, MOVE, LOAD
+   * and a restore do for their target; SWAP takes it along. */
   int32_t later;
   /* Now: fold up to exactly here, also tokens that min_rewind would keep, which cannot be taken back then; at or before a checkpoint there
    * is nothing to do. NULL, with later 0: as a step's mask does, all but min_rewind committed tokens. */
@@ -1276,7 +1278,8 @@ replayssm_status replayssm_export(const struct replayssm_layers *layers,
                                   const struct replayssm_exec *exec);
 
 /* Takes back n[i] committed tokens, down to the newest checkpoint of all pools. Up to min_rewind tokens that were committed by steps
- * since the last reset, import, extend or rewind can always be taken back, and, before the next step, those of the last one.
+ * since the last reset, import, extend, LOAD, portable restore or rewind can always be taken back, and, before the next step, those of the
+ * last one; but none that a flush with a position has folded.
  *
  * n, done: int32 [n of list], where the list lies. done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which
  * sets FAULT_REWIND and is left alone.
@@ -1312,8 +1315,9 @@ replayssm_status replayssm_flush(const struct replayssm_slots *slots,
  * window). The rows' own slots and rings do not change. What a prefix cache needs at every so many tokens, whatever steps accept.
  *
  * batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst that is
- * no slot sets FAULT_ID; a position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION; dst stays as
- * it is then. No two rows may have one dst, and no dst may be a slot of the batch.
+ * no slot sets FAULT_ID. A position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION in each layer
+ * and part of a layer for itself; others are stored, and dst is undefined until a reset or another store (REPLAYSSM_SAVE_STORED and LOAD
+ * refuse a slot that does not stand at one position). No two rows may have one dst, and no dst may be a slot of the batch.
  * NULL: exec; not slots, batch and args.
  * Errors: as replayssm_commit.
  * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues; on the CPU
@@ -1331,7 +1335,9 @@ replayssm_status replayssm_snapshot(const struct replayssm_slots *slots,
  * src of LOAD, both of STORED. A target is named once, and nothing is source and target in one call; host lists are checked for both.
  * The target's ring gets a generation of its own, an empty last commit and, staggered, a first fold of its own.
  * Device: a source that cannot be trusted (an uncommitted extend), a position that is not held, and a stored checkpoint that does not stand
- * at the position of a LOAD set FAULT_POSITION; the target then is left alone (STORE), or refuses steps until a reset.
+ * at the position of a LOAD set FAULT_POSITION, each layer and part of a layer for itself. The target then refuses steps until a reset. That
+ * of a STORE has parts that were stored and parts that were not: it is undefined until a reset or another store, as with replayssm_snapshot.
+ * SWAP and STORED look at no positions: two slots keep what they have in the other's place, and a stored one is copied as it is.
  * NULL: args, which means a fork, and exec; not slots, src and dst.
  * Errors: as replayssm_reset.
  * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
@@ -1374,8 +1380,8 @@ replayssm_status replayssm_save_bytes(const struct replayssm_slots *slots,
  * NULL: exec; not slots, list and blob.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (an extend that is not committed, a
  * slot that was never reset, a slot that is not stored), CAPTURING, OUT_OF_MEMORY, CUDA.
- * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream.
- * It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never. */
+ * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream,
+ * meanwhile not holding up others. It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_save(const struct replayssm_slots *slots,
                                 const struct replayssm_list *list,
@@ -1392,8 +1398,8 @@ replayssm_status replayssm_save(const struct replayssm_slots *slots,
  * touches no ring, and args has no meaning then.
  * list: one entry, REPLAYSSM_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
  * NULL: args, which means all defaults, and exec; not slots, list and blob.
- * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA: it
- * may be restored in part: reset it.
+ * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA (the
+ * driver refused something midway, also for want of memory): it may be restored in part: reset it.
  * Threads: as replayssm_save, which says what it waits for and allocates. Capture: never. */
 REPLAYSSM_CALL
 replayssm_status replayssm_restore(const struct replayssm_slots *slots,

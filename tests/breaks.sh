@@ -88,6 +88,8 @@ a tag of a blob is believed~src/replay/blob.rs~s/if !valid \{/if !valid \&\& pos
 the end of a blob is not summed~src/replay/blob.rs~s/crc32fast::hash\(all\)/crc32fast::hash(\&all[..all.len() - 1])/g~--test save cases_14
 a rebind moves nothing~src/replay/slots.rs~s/view\.move_to\(site, table\);/let _ = (view, site, table);/~--test lent moved_to
 a lent page without its offset~src/replay/slots.rs~s/base\.0\.checked_add\(l\.offset as usize\)/base.0.checked_add(l.offset as usize * 0)/~--test lent case_12
+layers that overlap around the end of a stride~src/replay/slots.rs~s/apart\.min\(stride - apart\) < bytes/apart < bytes/~--test lent overlap
+rings go by the slots of the list~src/replay/launch.rs~s/Which::Both if !self\.named\.is_empty\(\)/Which::Both if self.named.is_empty()/~--test life rings_go
 a plan without padding~src/replay/capacity.rs~s/list\.push\(c\.stride/list.push(c.bytes/~--test plan the_total
 a plan without counters~src/replay/capacity.rs~s/\(budget\.saturating_sub\(COUNTER_BYTES\) \/ each\)/(budget \/ each)/~--test plan case_19
 a kernel takes every layer for the first~cuda/common/batch.cuh~s/\(\(const i64 \*\)c\.base\)\[layer\]/((const i64 *)c.base)[0]/~--test lent anywhere

@@ -384,8 +384,8 @@ pub struct replayssm_lent {
     /// Multiple of 16, at least the component's bytes; 0 = dense.
     pub slot_stride_bytes: i64,
     /// Layers that were allocated one by one: host array [n_layers] of addresses in the context's memory, each slot 0 of a layer, with
-    /// offset_bytes aligned as base; read before the call returns. The library keeps a table of them, 8 bytes a layer, beside the memory
-    /// that it owns. NULL: base.
+    /// offset_bytes aligned as base; read before the call returns. No slot of a layer may overlap one of another. The library keeps a table
+    /// of them, 8 bytes a layer, beside the memory that it owns. NULL: base.
     pub layer_bases: *const *mut c_void,
     /// Where the component begins in what base or layer_bases point to, such as a page that holds several; 0 or more.
     pub offset_bytes: i64,
