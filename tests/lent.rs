@@ -335,6 +335,7 @@ fn a_wrong_lending_is_refused_by_name() {
         (&|l| l[0].base = near[0], "lent[0].base is 0x"),
         (&|l| l[0].layer_stride_bytes = 1 << 20, "lent[0].layer_stride_bytes is 1048576; expected 0 with layer_bases"),
         (&|l| l[0].offset_bytes = -16, "lent[0].offset_bytes is -16; expected 0 or more"),
+        (&|l| l[0].offset_bytes = i64::MAX - 15, "lent[0].layer_bases[0] is 0x"),
         (&|l| l[0].offset_bytes = 8, "lent[0].layer_bases[0] is 0x"),
         (&|l| l[0].layer_bases = near.as_ptr(), "lent[0].layer_bases is with 0x"),
         (&|l| l[0].layer_bases = none.as_ptr(), "lent[0].layer_bases[1] is 0x0; expected"),

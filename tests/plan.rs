@@ -270,3 +270,14 @@ fn defaults_are_one_row_of_the_longest_step_and_wrong_questions_are_refused() {
     refused(&slots, 3, replayssm_plan_args { reserved: 1, ..args }, "plan_args.reserved is 1;");
     refused(&replayssm_slots_desc { n_slots: 0, ..slots }, 3, args, "slots_desc.n_slots is 0;");
 }
+
+#[test]
+fn components_beyond_an_address_space_are_refused() {
+    let spec = Spec { layers: 1 << 20, heads: 1 << 10, groups: 1, headdim: 256, dstate: 256, ..Spec::default() };
+    let slots = replayssm_slots_desc { n_slots: i32::MAX, n_rings: 1, ..Rig::slots_desc(&spec) };
+    let mut list = vec![desc!(replayssm_component {}); 16];
+    let mut n = 77;
+    // SAFETY: the array has as many elements as it says.
+    let status = unsafe { replayssm_plan_components(&slots, &Rig::pool_desc(&spec), list.as_mut_ptr(), 16, &mut n) };
+    assert_eq!((status, n), (REPLAYSSM_UNSUPPORTED, 77), "{}", message());
+}

@@ -528,6 +528,7 @@ pub unsafe extern "C" fn replayssm_plan_components(
         // SAFETY: by the caller's promise.
         let pool = unsafe { pool_config(pool_desc) }?;
         let layouts = components(&slots, &pool)?;
+        layouts.iter().try_for_each(|layout| layout.total(&slots, &pool).map(drop))?;
         let list: Vec<_> = layouts.iter().map(|c| convert::planned_component(c, &slots, &pool)).collect();
         // SAFETY: by the caller's promise.
         unsafe { write_list(&list, out, capacity, n) }
@@ -646,7 +647,8 @@ pub unsafe extern "C" fn replayssm_mamba2_step(
 ///
 /// The batch has REPLAYSSM_BATCH_EXTEND, here and in its commit. Between the two, a step, another extend or an export on these slots
 /// does nothing but set FAULT_POSITION, and a rewind fails; an extend that is not committed needs a reset or import. (Where
-/// keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step.)
+/// keep_tail covers all of a row, its tokens have only been recorded, and it may be abandoned like a step if they are max_step_tokens at
+/// most: a convolution holds no more.)
 /// layers, layer, batch, args, exec: otherwise as in replayssm_mamba2_step.
 /// NULL: as replayssm_mamba2_step.
 /// Errors: as replayssm_mamba2_step.
@@ -905,8 +907,8 @@ pub unsafe extern "C" fn replayssm_export(
 ///
 /// n, done: int32 [n of list], where the list lies. done[i] becomes 1, or 0 for a skipped entry and for one that cannot be rewound, which
 /// sets FAULT_REWIND and is left alone.
-/// NULL: done, with a host list: on the CPU backend a rewind too deep is then OUT_OF_RANGE and nothing is rewound; exec; not slots, list
-/// and n. CUDA: done lies in memory that the device writes also with a host list.
+/// NULL: exec, and done (with a host list on the CPU backend, a rewind too deep is then OUT_OF_RANGE and nothing is rewound); not slots,
+/// list and n. CUDA: done lies in memory that the device writes also with a host list.
 /// Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 40 pools.
 /// Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
 /// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
@@ -935,7 +937,7 @@ pub unsafe extern "C" fn replayssm_rewind(
 }
 
 /// Folds history into the checkpoints of the listed slots, outside of a step: all layers of all pools, by the step's own arithmetic, so that
-/// later steps go on as if one of them had folded. Or tells later steps to fold. Convolutions have nothing to fold.
+/// later steps go on as if one of them had folded. Or tells later steps to fold. Convolutions have nothing to fold and are not looked at.
 ///
 /// list: 0 or more entries; args: arrays with an element per entry, where the list lies. A position beyond the committed one, or a
 /// checkpoint that cannot be trusted, as after an uncommitted extend, sets FAULT_POSITION, and nothing is written there.
@@ -970,8 +972,8 @@ pub unsafe extern "C" fn replayssm_flush(
 /// leave the exact state at that position in slot dst[row], a checkpoint without a ring, in the pools' own formats (a convolution: its
 /// window). The rows' own slots and rings do not change. What a prefix cache needs at every so many tokens, whatever steps accept.
 ///
-/// batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst that is
-/// no slot sets FAULT_ID. A position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION in each layer
+/// batch: the one that was committed; rows of another generation leave nothing. args: at and dst have an element per row. A dst at or
+/// above the number of slots sets FAULT_ID, a negative one is none. A position that is not held any more, inside an extend that folded beyond it, sets FAULT_POSITION in each layer
 /// and part of a layer for itself; others are stored, and dst is undefined until a reset or another store (REPLAYSSM_SAVE_STORED and LOAD
 /// refuse a slot that does not stand at one position). No two rows may have one dst, and no dst may be a slot of the batch.
 /// NULL: exec; not slots, batch and args.
@@ -1095,9 +1097,10 @@ pub unsafe extern "C" fn replayssm_save_bytes(
 ///
 /// list: one entry, REPLAYSSM_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
 /// on an error they are undefined. Blobs of equal slots are equal.
-/// NULL: exec; not slots, list and blob.
-/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (an extend that is not committed, a
-/// slot that was never reset, a slot that is not stored), CAPTURING, OUT_OF_MEMORY, CUDA.
+/// NULL: exec, and blob with capacity 0 (BUFFER_TOO_SMALL says what is needed); not slots and list.
+/// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (a checkpoint that stands beyond the
+/// position, as in an extend that is not committed, or too far behind it; with STORED, parts that do not all stand at one position),
+/// CAPTURING, OUT_OF_MEMORY, CUDA.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed, and for the work on its stream,
 /// meanwhile not holding up others. It allocates, for a portable blob the fp32 state of a layer in the context's memory. Capture: never.
 ///

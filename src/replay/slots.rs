@@ -607,8 +607,9 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
         return Err(Error::invalid(name("offset_bytes"), l.offset, "0 or more"));
     }
     let place = |field: &str, base: Address| {
-        let sum =
-            base.0.checked_add(l.offset as usize).filter(|sum| base.0 != 0 && sum.is_multiple_of(alignment as usize));
+        let is_place =
+            |sum: &usize| base.0 != 0 && *sum <= isize::MAX as usize && sum.is_multiple_of(alignment as usize);
+        let sum = base.0.checked_add(l.offset as usize).filter(is_place);
         let plus = if l.offset == 0 { String::new() } else { format!(" once offset_bytes, {}, is added", l.offset) };
         sum.map(Address).ok_or_else(|| {
             Error::invalid(
