@@ -331,7 +331,7 @@ fn a_wrong_lending_is_refused_by_name() {
     let none = heap([blocks[0].bases[0], std::ptr::null_mut(), blocks[0].bases[2]]);
     let odd = heap([blocks[0].bases[0], blocks[0].bases[1].wrapping_byte_add(8), blocks[0].bases[2]]);
     type Change<'a> = &'a dyn Fn(&mut Vec<replayssm_lent>);
-    let cases: [(Change<'_>, &str); 13] = [
+    let cases: [(Change<'_>, &str); 14] = [
         (&|l| l[0].base = near[0], "lent[0].base is 0x"),
         (&|l| l[0].layer_stride_bytes = 1 << 20, "lent[0].layer_stride_bytes is 1048576; expected 0 with layer_bases"),
         (&|l| l[0].offset_bytes = -16, "lent[0].offset_bytes is -16; expected 0 or more"),
