@@ -228,6 +228,42 @@ fn sections_of_a_convolution() {
     replayssm_layers_destroy(pool);
 }
 
+/// A convolution may write its outputs where its inputs are: part 0 of several does not read there, since other parts write.
+#[test]
+fn inputs_in_whose_place_other_parts_write() {
+    cpu_only!();
+    let rig = Rig::new(spec(REPLAYSSM_MAMBA2));
+    let desc =
+        desc!(replayssm_pool_desc { family: REPLAYSSM_CONV1D, n_layers: 2, io: REPLAYSSM_F32, channels: 10, width: 4 });
+    let mut pool = null_mut();
+    // SAFETY: the descriptor and the out-parameter are locals.
+    ok(unsafe { replayssm_layers_create(rig.slots, &desc, null(), 0, &mut pool) });
+    let rows = rows(&rig, &mut Rng(10));
+    let mut weight = Array::poisoned(REPLAYSSM_F32, 40);
+    (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_F32, 1.0)));
+    for (in_place, parts, bits) in
+        [(true, 1, REPLAYSSM_FAULT_NOT_FINITE), (true, 2, 0), (false, 2, REPLAYSSM_FAULT_NOT_FINITE)]
+    {
+        let mut x = Array::poisoned(REPLAYSSM_F32, 40);
+        (0..40).for_each(|i| x.set(i, encode(REPLAYSSM_F32, if i == 33 { f64::INFINITY } else { 0.5 })));
+        let out = Array::poisoned(REPLAYSSM_F32, 40);
+        let args = desc!(replayssm_conv1d_args {
+            x: tensor(&x, 0, 0, 10, 0),
+            out: tensor(if in_place { &x } else { &out }, 0, 0, 10, 0),
+            weight: tensor(&weight, 0, 0, 0, 4),
+            bias: ABSENT,
+        });
+        let data = BatchData::new(&rig, &rows, false, 0);
+        for i in 0..parts {
+            let exec = desc!(replayssm_exec { part: i, n_parts: parts });
+            // SAFETY: everything lives until the call returns.
+            ok(unsafe { replayssm_conv1d_step(pool, 1, &data.desc(), &args, &exec) });
+        }
+        assert_eq!(rig.faults(true).bits, bits, "in place {in_place}, {parts} parts");
+    }
+    replayssm_layers_destroy(pool);
+}
+
 #[test]
 fn another_flag_is_refused() {
     let rig = Rig::new(spec(REPLAYSSM_MAMBA2));

@@ -457,10 +457,10 @@ impl ConvArgs {
             Family::Conv1d(c) => (c.section_starts.as_slice(), c.channels as i64, c.width as i64),
             _ => ([].as_slice(), 0, 0),
         };
-        let x = self.x;
+        let (x, overwritten) = (self.x, self.x.data == self.out.data);
         let sections = starts.windows(2).enumerate().map(move |(i, ends)| {
             let data = x.at(0, 0, i as i64);
-            Input::of_tokens(&Tensor { data, ..x }, 1, (ends[1] - ends[0]) as i64)
+            Input { overwritten, ..Input::of_tokens(&Tensor { data, ..x }, 1, (ends[1] - ends[0]) as i64) }
         });
         let bias = self.bias.as_ref().map(|bias| Input::parameter(bias, channels, 1));
         sections.chain([Input::parameter(&self.weight, channels, width)]).chain(bias)
@@ -1054,15 +1054,17 @@ pub struct Input {
     pub inner: i64,
     /// Whether it has an element per token.
     pub per_token: bool,
+    /// Whether the call's output takes its place.
+    pub overwritten: bool,
 }
 
 impl Input {
     fn of_tokens(tensor: &Tensor, heads: i64, inner: i64) -> Self {
-        Input { tensor: *tensor, heads, inner, per_token: true }
+        Input { tensor: *tensor, heads, inner, per_token: true, overwritten: false }
     }
 
     fn parameter(tensor: &Tensor, heads: i64, inner: i64) -> Self {
-        Input { tensor: *tensor, heads, inner, per_token: false }
+        Input { tensor: *tensor, heads, inner, per_token: false, overwritten: false }
     }
 }
 

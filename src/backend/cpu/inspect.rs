@@ -10,7 +10,8 @@ use crate::replay::layout::GUARD;
 /// Elements that are looked at together.
 const CHUNK: i64 = 256;
 
-/// Looks at a batch of one layer before its call does. Part 0 of a call that is done in parts looks at all of it.
+/// Looks at a batch of one layer before its call does. Part 0 of a call that is done in parts looks at all of it, but for inputs in whose
+/// place other parts may be writing outputs already.
 pub(super) fn inspect(
     cpu: &Cpu,
     slots: &SlotsView,
@@ -23,6 +24,7 @@ pub(super) fn inspect(
     if exec.part != 0 {
         return;
     }
+    let is_alone = exec.n_parts == 1;
     let exec = &Exec { part: 0, n_parts: 1, ..*exec };
     let report = |bit, id, row| Counters::of(slots).fault(bit, Place { id, row, pool: pool.index, layer });
     let live = |row| match resolve(slots, batch, row, pool.index, layer, false) {
@@ -43,7 +45,7 @@ pub(super) fn inspect(
             }
         }
     });
-    for input in inputs {
+    for input in inputs.filter(|input| is_alone || !input.overwritten) {
         if !input.per_token {
             if !(0..input.heads).all(|head| is_finite(&input, input.tensor.at(0, 0, head))) {
                 report(fault::NOT_FINITE, -1, -1);
