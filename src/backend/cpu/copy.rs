@@ -72,6 +72,7 @@ impl Copy<'_> {
         if from == to {
             return;
         }
+        let is_tags = matches!(c.component, Component::Tags | Component::WindowTags);
         match kind {
             CopyKind::Stored if c.per_ring => {}
             CopyKind::Load if c.per_ring => {}
@@ -95,6 +96,17 @@ impl Copy<'_> {
                     self.fault(to_slot, i, layer);
                 }
             }
+            CopyKind::Swap if is_tags => {
+                for k in 0..c.bytes / 8 {
+                    // SAFETY: one of a part's tags.
+                    let a = unsafe { raw::tag(from.offset(k * 8)) };
+                    // SAFETY: as above.
+                    let b = unsafe { raw::tag(to.offset(k * 8)) };
+                    let kept = b.load(Relaxed);
+                    b.store(a.load(Relaxed), Relaxed);
+                    a.store(kept, Relaxed);
+                }
+            }
             CopyKind::Swap => {
                 // SAFETY: the parts of two slots or rings, which do not overlap and which only this item touches.
                 let a = unsafe { raw::slice_mut::<u16>(from, c.bytes as usize / 2) };
@@ -102,8 +114,12 @@ impl Copy<'_> {
                 a.swap_with_slice(unsafe { raw::slice_mut::<u16>(to, c.bytes as usize / 2) });
             }
             CopyKind::Fork | CopyKind::Move | CopyKind::Store | CopyKind::Stored => {
-                // SAFETY: the parts of two slots or rings, which do not overlap.
-                unsafe { raw::copy(from, to, c.bytes as usize) };
+                if is_tags {
+                    copy_tags(from, to, c.bytes / 8);
+                } else {
+                    // SAFETY: the parts of two slots or rings, which do not overlap.
+                    unsafe { raw::copy(from, to, c.bytes as usize) };
+                }
                 if kind != CopyKind::Stored && c.component == Component::Tags {
                     self.check_tags(from_slot, from, c.bytes / 8, position(slots, from_ring), i, layer);
                 }
@@ -151,6 +167,16 @@ impl Copy<'_> {
             bad |= !stands;
         }
         bad
+    }
+}
+
+/// Copies tags.
+fn copy_tags(from: Address, to: Address, n: i64) {
+    for k in 0..n {
+        // SAFETY: one of a part's tags.
+        let tag = unsafe { raw::tag(from.offset(k * 8)) }.load(Relaxed);
+        // SAFETY: as above.
+        unsafe { raw::tag(to.offset(k * 8)) }.store(tag, Relaxed);
     }
 }
 

@@ -204,6 +204,7 @@ pub(super) unsafe fn cursor<'a>(cursors: Address, ring: i64) -> &'a SharedCursor
 /// The address is that of a tag in a pool's memory, which outlives `'a`.
 #[inline(always)]
 pub(super) unsafe fn tag<'a>(at: Address) -> &'a AtomicI64 {
-    // SAFETY: tags are 8-byte aligned (layout and lent strides) and only accessed as atomics during calls.
+    // SAFETY: tags are 8-byte aligned (layout and lent strides). Calls access them as atomics, but for blobs, which move a slot's memory as
+    // bytes: the caller keeps those apart from calls on the slot ("Threads").
     unsafe { &*(at.0 as *const AtomicI64) }
 }
