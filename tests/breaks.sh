@@ -27,7 +27,9 @@ difference of prefix sums~src/backend/cpu/mamba2.rs~s/exp\(since \+ elapsed\) \*
 EXACT from the high plane~src/replay/step.rs~s/l\.load_planes\(&self\.high\[j\], &self\.low\[j\]\)/l.load_bf16(\&self.high[j])/~--test exactness options_and_real
 low plane dropped at a store~src/replay/numerics.rs~s/\(high as u16, bits\.wrapping_sub\(high << 16\) as i16\)/(high as u16, 0)/~--test exactness mamba2_bf16
 a commit takes all tokens~src/backend/cpu/life.rs~s/let position = cursor\.position\.load\(Relaxed\) \+ count;/let position = cursor.position.load(Relaxed) + span.len;/~--test position_model staggered
-a place is told before it is written~src/backend/report.rs~s/load\(Acquire\) == PLACE_WRITTEN/load(Acquire) != PLACE_NONE/~--lib a_place_is_complete
+a place is told before it is written~src/backend/report.rs~s/load\(Acquire\) != PLACE_WRITTEN/load(Acquire) == PLACE_NONE/~--lib a_place_is_complete
+a reader gives back a place that it has not taken~src/backend/report.rs~s/Acquire, Relaxed\)\.is_err\(\)/Acquire, Relaxed).is_err() \&\& self.count.load(Relaxed) > 99/~--lib a_place_is_taken
+a part looks at inputs that others overwrite~src/backend/cpu/inspect.rs~s/is_alone \|\| !input/true || !input/~--test checks inputs_in_whose
 kept tokens are folded~src/replay/position.rs~s/let limit = v\.position - self\.keep;/let limit = v.position;/~--test position_model min_rewind
 a late commit counts~src/backend/cpu/life.rs~s/!= cursor\.generation\.load\(Relaxed\)/> u32::MAX - 1/~--test cases case_10
 a tag outside the window is believed~src/replay/position.rs~s/&& tag <= position\b//~--test cases between_an_extend

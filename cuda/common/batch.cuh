@@ -4,21 +4,23 @@
 #include "element.cuh"
 
 // Records a fault; the place of the first one is kept. Bits come behind places: who reads those of a single fault sees where it was. With
-// bits of several, the first one's place may still be being written, and says so. Mirrors src/backend/report.rs.
+// bits of several, the first one's place may still be being written, and says so. The report is in host memory, where the host clears it
+// at any time: atomics are the system's. Mirrors src/backend/report.rs.
 static __device__ __noinline__ void fault(const Slots &slots, u32 bit, i64 id, i64 row, i32 pool, i32 layer) {
   Report *r = slots.report;
-  atomicAdd(&r->count, 1ull);
-  if (atomicCAS(&r->place, PLACE_NONE, PLACE_CLAIMED) == PLACE_NONE) {
+  atomicAdd_system(&r->count, 1ull);
+  if (atomicCAS_system(&r->place, PLACE_NONE, PLACE_CLAIMED) == PLACE_NONE) {
     volatile Report *v = r;
+    __threadfence_system();
     v->first_slot = id;
     v->first_row = row;
     v->first_pool = pool;
     v->first_layer = layer;
     __threadfence_system();
-    atomicExch(&r->place, PLACE_WRITTEN);
+    atomicExch_system(&r->place, PLACE_WRITTEN);
   }
   __threadfence_system();
-  atomicOr(&r->bits, bit);
+  atomicOr_system(&r->bits, bit);
 }
 
 // Tokens of a row in the caller's tensors.

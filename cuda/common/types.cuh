@@ -83,6 +83,8 @@ struct Report {
   i64 first_row;
   i32 first_pool;
   i32 first_layer;
+  u32 clears;
+  u32 reserved;
 };
 
 // Counters, in device memory.

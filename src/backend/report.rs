@@ -4,13 +4,13 @@
 //! `fault` in `cuda/common/batch.cuh` does the same.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, fence};
 
 use crate::replay::launch;
 
 /// There is no first fault.
 pub const PLACE_NONE: u32 = 0;
-/// Whoever saw the first fault is writing its place.
+/// Whoever saw the first fault is writing its place, or a reader takes it away.
 pub const PLACE_CLAIMED: u32 = 1;
 /// The first fault's place is complete.
 pub const PLACE_WRITTEN: u32 = 2;
@@ -27,6 +27,9 @@ pub struct Report {
     pub first_row: AtomicI64,
     pub first_pool: AtomicI32,
     pub first_layer: AtomicI32,
+    /// How often a reader has taken a place away.
+    pub clears: AtomicU32,
+    pub reserved: u32,
 }
 
 /// Where a fault was seen.
@@ -42,12 +45,19 @@ pub struct Place {
     pub layer: i64,
 }
 
+impl Place {
+    /// Not known.
+    const UNKNOWN: Self = Place { id: -1, row: -1, pool: -1, layer: -1 };
+}
+
 impl Report {
     /// Records a fault. The place of the first one is kept.
     #[cold]
     pub fn fault(&self, bit: u32, place: Place) {
         self.count.fetch_add(1, Relaxed);
         if self.place.compare_exchange(PLACE_NONE, PLACE_CLAIMED, Acquire, Relaxed).is_ok() {
+            // A reader of the place before this one sees that it was taken away.
+            fence(Release);
             self.first_slot.store(place.id, Relaxed);
             self.first_row.store(place.row, Relaxed);
             self.first_pool.store(place.pool, Relaxed);
@@ -57,8 +67,8 @@ impl Report {
         self.bits.fetch_or(bit, Release);
     }
 
-    /// What has been seen so far; with `clear` it is forgotten. Another fault may have its bits in it while the place of the first one is
-    /// still being written: that is then -1.
+    /// What has been seen so far; with `clear` it is forgotten. The place of the first fault is -1 where it is not known: somebody is still
+    /// writing it, or another reader has just taken it away, or has while there were bits of another fault alone.
     pub fn read(&self, clear: bool) -> launch::Report {
         let mut bits = self.bits.load(Acquire);
         // A fault that is just being written is the next reader's, whole.
@@ -69,23 +79,50 @@ impl Report {
             bits |= self.bits.swap(0, AcqRel);
         }
         let count = if clear { self.count.swap(0, Relaxed) } else { self.count.load(Relaxed) };
-        let is_written = self.place.load(Acquire) == PLACE_WRITTEN;
-        let place = |of: &AtomicI32| if is_written { of.load(Relaxed) } else { -1 };
-        let wide = |of: &AtomicI64| if is_written { of.load(Relaxed) } else { -1 };
-        let report = launch::Report {
+        let place = if clear { self.take_place() } else { self.seen_place() };
+        launch::Report {
             bits,
             // Of two readers that clear at once, one may have had the other's count.
             count: count.max(1),
-            first_slot: wide(&self.first_slot),
-            first_row: wide(&self.first_row),
-            first_pool: place(&self.first_pool),
-            first_layer: place(&self.first_layer),
-        };
-        // Whoever has claimed the place goes on writing it: it is the next report's.
-        if clear && is_written {
-            self.place.store(PLACE_NONE, Release);
+            first_slot: place.id,
+            first_row: place.row,
+            first_pool: place.pool,
+            first_layer: place.layer as i32,
         }
-        report
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            id: self.first_slot.load(Relaxed),
+            row: self.first_row.load(Relaxed),
+            pool: self.first_pool.load(Relaxed),
+            layer: self.first_layer.load(Relaxed).into(),
+        }
+    }
+
+    /// The place, for the next fault to write another. Of several readers one has it, and nobody writes until it is done. Whoever has
+    /// claimed it goes on writing it: it is the next report's.
+    fn take_place(&self) -> Place {
+        if self.place.compare_exchange(PLACE_WRITTEN, PLACE_CLAIMED, Acquire, Relaxed).is_err() {
+            return Place::UNKNOWN;
+        }
+        let place = self.place();
+        // Behind the claim: who sees this sees that the place is taken.
+        self.clears.fetch_add(1, Release);
+        self.place.store(PLACE_NONE, Release);
+        place
+    }
+
+    /// The place, which stays.
+    fn seen_place(&self) -> Place {
+        let clears = self.clears.load(Acquire);
+        if self.place.load(Acquire) != PLACE_WRITTEN {
+            return Place::UNKNOWN;
+        }
+        let place = self.place();
+        // What was read of a later place was written behind a fence, behind the taking away of this one.
+        fence(Acquire);
+        if self.clears.load(Relaxed) == clears { place } else { Place::UNKNOWN }
     }
 }
 
@@ -136,27 +173,50 @@ mod tests {
         }
     }
 
+    /// A reader that clears is stopped while it has the place: others do not know it, nobody writes it, and nobody else gives it back.
+    #[test]
+    fn a_place_is_taken_once() {
+        let report = Report::default();
+        report.fault(1, FIRST);
+        report.place.store(PLACE_CLAIMED, Relaxed);
+        for clear in [false, true] {
+            let seen = report.read(clear);
+            assert_eq!((seen.bits, place(&seen)), (1, (-1, -1, -1, -1)), "clear {clear}");
+        }
+        report.fault(4, SECOND);
+        assert_eq!(report.place.load(Relaxed), PLACE_CLAIMED);
+        assert_eq!(report.first_slot.load(Relaxed), FIRST.id);
+        report.place.store(PLACE_NONE, Relaxed);
+        report.fault(2, SECOND);
+        let seen = report.read(true);
+        assert_eq!((seen.bits, place(&seen)), (6, (8, 4, -1, -1)));
+    }
+
     #[test]
     fn readers_see_whole_places_while_threads_write() {
-        let report = Report::default();
-        std::thread::scope(|scope| {
-            let writers: Vec<_> = (0..3)
-                .map(|i| {
-                    let report = &report;
-                    scope.spawn(move || {
-                        for _ in 0..20_000 {
-                            report.fault(1 << i, Place { id: i, row: 10 * i, pool: 20 * i as i32, layer: 30 * i });
-                        }
-                    })
-                })
-                .collect();
-            while !writers.iter().all(|writer| writer.is_finished()) {
-                let seen = report.read(true);
+        let (report, writing) = (Report::default(), AtomicU32::new(3));
+        let read = |clear| {
+            while writing.load(Acquire) > 0 {
+                let seen = report.read(clear);
                 let i = seen.first_slot;
                 if seen.bits != 0 && i >= 0 {
-                    assert_eq!(place(&seen), (i, 10 * i, 20 * i as i32, 30 * i as i32));
+                    assert_eq!(place(&seen), (i, 10 * i, 20 * i as i32, 30 * i as i32), "clear {clear}");
                 }
             }
+        };
+        std::thread::scope(|scope| {
+            for i in 0..3 {
+                let (report, writing) = (&report, &writing);
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        report.fault(1 << i, Place { id: i, row: 10 * i, pool: 20 * i as i32, layer: 30 * i });
+                    }
+                    writing.fetch_sub(1, Release);
+                });
+            }
+            scope.spawn(|| read(true));
+            scope.spawn(|| read(false));
+            read(true);
         });
     }
 }

@@ -256,7 +256,8 @@ pub struct replayssm_context_info {
 /// Flag of a slots handle: steps and extends look for misuse before they work, and report it as faults with slot and layer (see
 /// replayssm_check): DUPLICATE, CANARY, NOT_FINITE. (Ids, lengths, counts and positions are looked at without it too.) For finding
 /// defects: it costs a second launch and a second reading of all inputs, and 64 to 191 bytes behind every slot's and ring's part of
-/// owned memory. The work itself is the same, and its results too.
+/// owned memory. The work itself is the same, and its results too. Of a call that is done in parts (replayssm_exec.n_parts), part 0 looks
+/// at everything; only a convolution's x that is its out as well, which other parts are writing by then, is not looked at for NOT_FINITE.
 pub const REPLAYSSM_SLOTS_CHECKS: u32 = 1;
 
 /// Sizes and rules of a slots handle.
@@ -846,8 +847,8 @@ pub const REPLAYSSM_FAULT_NOT_FINITE: u32 = 64;
 /// Fault bit: a rewind beyond what the slot holds; it did nothing.
 pub const REPLAYSSM_FAULT_REWIND: u32 = 128;
 
-/// What went wrong on the device so far. Out. While the work that saw the first fault is still writing down where, and another fault is
-/// already here, all of first_* are -1: not known yet.
+/// What went wrong on the device so far. Out. All of first_* are -1 where the place of the first fault is not known: not yet, while the work
+/// that saw it is still writing it down and another fault is already here, or no longer, where another call has just cleared it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct replayssm_report {

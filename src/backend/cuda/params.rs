@@ -916,7 +916,7 @@ mod tests {
         }
         layout! { text:
             Cursor { position, flush_before, seed, generation, committed }
-            Report { bits, place, count, first_slot, first_row, first_pool, first_layer }
+            Report { bits, place, count, first_slot, first_row, first_pool, first_layer, clears }
             Stats {
                 steps, rows, tokens, accepted, flushes, checkpoint_read, checkpoint_written, ring_read, ring_written,
             }
