@@ -431,7 +431,7 @@ struct DeltaFoldParams {
 };
 
 // The most components of a pool, and the bytes of a chunk of one that a block copies.
-enum : i32 { MAX_COMPONENTS = 8, COPY_BYTES = 16384 };
+enum : i32 { MAX_COMPONENTS = 12, COPY_BYTES = 16384 };
 
 // What a component is, as far as copies ask: Component of src/replay/layout.rs.
 enum : i32 { COMPONENT_TAGS = 2, COMPONENT_WINDOW_TAGS = 14 };
@@ -503,14 +503,18 @@ struct Guard {
   i32 reserved;
 };
 
-enum : i32 { MAX_INPUTS = 18, MAX_GUARDS = 12 };
+// The most inputs of a call.
+enum : i32 { MAX_INPUTS = 18 };
+
+// What a guard holds: GUARD of src/replay/layout.rs.
+enum : u8 { GUARD_BYTE = 0xC5 };
 
 struct InspectParams {
   Slots slots;
   Batch batch;
   Place place;
   Input inputs[MAX_INPUTS];
-  Guard guards[MAX_GUARDS];
+  Guard guards[MAX_COMPONENTS];
   i32 n_inputs;
   i32 n_guards;
   i32 n_layers;

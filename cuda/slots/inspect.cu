@@ -2,9 +2,6 @@
 // kernel writes the guards of a new pool. Mirrors src/backend/cpu/inspect.rs.
 #include "../common/batch.cuh"
 
-// What a guard holds: GUARD of src/replay/layout.rs.
-enum : u8 { GUARD_BYTE = 0xC5 };
-
 DEVICE char *guard_of(const Guard &g, i64 layer, i64 index) { return (char *)part_at(g.component, layer, index) + g.bytes; }
 
 DEVICE void report(const InspectParams &p, bool any, u32 bit, i64 id, i64 row) {

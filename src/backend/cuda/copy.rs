@@ -8,7 +8,7 @@ use super::instances::{Key, Work};
 use super::life::{LARGE, cursors, launch_cursors, part, parts, set_generations};
 use super::params::{
     COPY_BYTES, Component, CopiedComponent, CopyParams, CursorParams, List, MAX_COMPONENTS, Slots, Windows,
-    cursors as kinds,
+    cursors as kinds, fill,
 };
 use crate::backend::cpu::life::check_positions;
 use crate::backend::cpu::rows::check_copy;
@@ -67,16 +67,18 @@ fn copy_pool(
     let windows = Windows::of(slots, pool, None);
     let mut components = [CopiedComponent::default(); MAX_COMPONENTS];
     let mut n_chunks = 0;
-    for (c, to) in pool.components.iter().zip(&mut components) {
-        *to = CopiedComponent {
+    let copied = pool.components.iter().map(|c| {
+        let first_chunk = n_chunks;
+        n_chunks += (c.bytes + COPY_BYTES - 1) / COPY_BYTES;
+        CopiedComponent {
             at: Component::of(pool, c.component, None),
             bytes: c.bytes,
-            first_chunk: n_chunks,
+            first_chunk,
             kind: c.component as i32,
             per_ring: c.per_ring.into(),
-        };
-        n_chunks += (c.bytes + COPY_BYTES - 1) / COPY_BYTES;
-    }
+        }
+    });
+    let n_components = fill(&mut components, copied)?;
     let items = to.n.saturating_mul(pool.config.n_layers as i64).saturating_mul(n_chunks);
     let params = CopyParams {
         slots: Slots::of(slots),
@@ -85,7 +87,7 @@ fn copy_pool(
         windows: windows.unwrap_or_default(),
         components,
         n_chunks,
-        n_components: pool.components.len() as i32,
+        n_components,
         n_layers: pool.config.n_layers as i32,
         kind: kind as i32,
         pool: pool.index,

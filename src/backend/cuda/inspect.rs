@@ -2,8 +2,8 @@
 
 use super::Cuda;
 use super::instances::{Key, Work};
-use super::params::{Batch, Guard, Input, InspectParams, Place, Slots};
-use crate::error::{Error, Result};
+use super::params::{Batch, Guard, Input, InspectParams, Place, Slots, fill};
+use crate::error::Result;
 use crate::replay::config::SlotsConfig;
 use crate::replay::launch::{self, Exec, PoolView, SlotsView};
 
@@ -13,18 +13,6 @@ const THREADS: u32 = 128;
 /// Loads the kernel if it will be needed.
 pub(super) fn prepare(cuda: &Cuda, slots: &SlotsConfig) -> Result<()> {
     if slots.checks { cuda.load(Key::single(Work::Inspect)) } else { Ok(()) }
-}
-
-/// Puts items into an array of parameters; how many there were.
-fn fill<T>(to: &mut [T], items: impl Iterator<Item = T>) -> Result<i32> {
-    let mut n = 0;
-    for item in items {
-        let place =
-            to.get_mut(n).ok_or_else(|| Error::Internal("more than a launch of checks can take along".into()))?;
-        *place = item;
-        n += 1;
-    }
-    Ok(n as i32)
 }
 
 fn params(slots: &SlotsView, pool: &PoolView) -> Result<InspectParams> {

@@ -2,6 +2,7 @@
 //! compilation of a kernel.
 
 use crate::backend::report::Report;
+use crate::error::{Error, Result};
 use crate::replay::config::{CONV_TILE, Family, PoolConfig, TILE_ROWS};
 use crate::replay::launch::{self, Address, Gate, Mode, PoolView, SlotsView};
 use crate::replay::layout;
@@ -400,7 +401,7 @@ pub struct DeltaFoldParams {
 }
 
 /// The most components of a pool.
-pub const MAX_COMPONENTS: usize = 8;
+pub const MAX_COMPONENTS: usize = 12;
 
 /// Bytes of a chunk that a block copies.
 pub const COPY_BYTES: i64 = 16384;
@@ -499,8 +500,6 @@ pub struct Guard {
 
 /// The most inputs of a call: a convolution's sections and two parameters.
 pub const MAX_INPUTS: usize = MAX_SECTIONS + 2;
-/// No pool has more components.
-pub const MAX_GUARDS: usize = 12;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -509,7 +508,7 @@ pub struct InspectParams {
     pub batch: Batch,
     pub place: Place,
     pub inputs: [Input; MAX_INPUTS],
-    pub guards: [Guard; MAX_GUARDS],
+    pub guards: [Guard; MAX_COMPONENTS],
     pub n_inputs: i32,
     pub n_guards: i32,
     pub n_layers: i32,
@@ -538,6 +537,17 @@ params!(
     InspectParams,
     ReadParams
 );
+
+/// Puts items into an array of parameters; how many there were.
+pub fn fill<T>(to: &mut [T], items: impl Iterator<Item = T>) -> Result<i32> {
+    let mut n = 0;
+    for item in items {
+        let place = to.get_mut(n).ok_or_else(|| Error::Internal("more than a launch can take along".into()))?;
+        *place = item;
+        n += 1;
+    }
+    Ok(n as i32)
+}
 
 fn pointer(at: Option<Address>) -> u64 {
     at.map_or(0, |at| at.0 as u64)
@@ -869,6 +879,9 @@ mod tests {
             FAULT_COUNT = fault::COUNT,
             FAULT_LENGTH = fault::LENGTH,
             FAULT_POSITION = fault::POSITION,
+            FAULT_DUPLICATE = fault::DUPLICATE,
+            FAULT_CANARY = fault::CANARY,
+            FAULT_NOT_FINITE = fault::NOT_FINITE,
             FAULT_REWIND = fault::REWIND,
             PLACE_NONE = report::PLACE_NONE,
             PLACE_CLAIMED = report::PLACE_CLAIMED,
@@ -879,6 +892,9 @@ mod tests {
             GATE_LOWER_BOUND = GATE_LOWER_BOUND,
             GATE_LOG_DECAY = GATE_LOG_DECAY,
             MAX_POSITION = MAX_POSITION,
+            // C++ has no number for the least one.
+            LAYER_TABLE = format!("{} - 1", LAYER_TABLE + 1),
+            GUARD_BYTE = layout::GUARD,
             MAX_DIM = MAX_DIM,
             MAX_WIDTH = MAX_WIDTH,
             TILE = TILE_ROWS,
@@ -893,6 +909,7 @@ mod tests {
             MAX_INLINE = MAX_INLINE,
             MAX_SECTIONS = MAX_SECTIONS,
             MAX_POOLS = MAX_POOLS,
+            MAX_INPUTS = MAX_INPUTS,
             IDS_BOTH = Which::Both as i32,
             IDS_SLOTS = Which::Slots as i32,
             IDS_RINGS = Which::Rings as i32,
