@@ -77,12 +77,17 @@ DEVICE Row resolve(const Slots &slots, const Batch &batch, i64 row, const Place 
   return r;
 }
 
-// Slot and ring of a list entry; false if it is to be skipped.
-DEVICE bool entry_of(const Slots &slots, const List &list, i64 i, const Place &place, bool report, i64 &slot, i64 &ring) {
+// Slot and ring that a list entry names; false if it does not: lists are padded with such entries.
+DEVICE bool names(const List &list, i64 i, i64 &slot, i64 &ring) {
   slot = list.which == IDS_RINGS ? 0 : list.is_inline ? list.inline_slots[i] : id_at(list.slots, i);
   if (slot < 0) return false;
   ring = list.which == IDS_SLOTS ? 0 : list.is_inline ? list.inline_rings[i] : id_at(list.rings, i);
-  return pair_of(slots, slot, ring, list.first + i, place, report);
+  return ring >= 0;
+}
+
+// Slot and ring of a list entry; false if it is to be skipped.
+DEVICE bool entry_of(const Slots &slots, const List &list, i64 i, const Place &place, bool report, i64 &slot, i64 &ring) {
+  return names(list, i, slot, ring) && pair_of(slots, slot, ring, list.first + i, place, report);
 }
 
 // Whether a row's last commit reached the position that is asked for, and where it is. A row of another generation is another request's.

@@ -52,24 +52,44 @@ DEVICE char *stored_at(const Windows &w, i64 layer, i64 slot, i32 tap, i32 chann
   return (char *)part_at(w.stored, layer, slot) + ((i64)tap * w.channels + channel) * size_of(w.io);
 }
 
-// Rows of a batch that are looked at at a time.
+// Rows of a batch, or entries of a list, that are looked at at a time.
 enum : i32 { DUE_ROWS = 512 };
 
-// A bit for each of them.
+// A bit for each of them, and how many bits there are: in shared memory, since registers that live across calls are few.
 DEVICE u32 *due_bits() {
-  static __shared__ u32 bits[DUE_ROWS / 32];
+  static __shared__ u32 bits[DUE_ROWS / 32 + 1];
   return bits;
 }
+DEVICE i64 n_due() { return due_bits()[DUE_ROWS / 32]; }
 
-// How many of the rows from first on are due; all blocks find the same ones. Loads of a thread's rows wait for each other as little as they
+// Begins a look at some more.
+DEVICE void clear_due() {
+  __syncthreads();
+  for (i32 i = threadIdx.x; i <= DUE_ROWS / 32; i += blockDim.x) due_bits()[i] = 0;
+  __syncthreads();
+}
+
+DEVICE void set_due(i32 i) {
+  atomicOr(&due_bits()[i / 32], 1u << (i % 32));
+  atomicAdd(&due_bits()[DUE_ROWS / 32], 1u);
+}
+
+// Looks which of a list's entries from first on name a slot and a ring. The others must not cost a look for each of their layers and heads.
+DEVICE void find_named(const List &list, i64 first) {
+  clear_due();
+#pragma unroll 1
+  for (i32 i = threadIdx.x; i < DUE_ROWS && first + i < list.n; i += blockDim.x) {
+    i64 slot, ring;
+    if (names(list, first + i, slot, ring)) set_due(i);
+  }
+  __syncthreads();
+}
+
+// Looks which of the rows from first on are due; all blocks find the same ones. Loads of a thread's rows wait for each other as little as they
 // can: what is needed of every row is loaded first, whatever it turns out to be, and only rows that look due are looked at again.
-DEVICE i32 count_due(const Slots &slots, const Batch &batch, const i64 *at, i64 first) {
+DEVICE void find_due(const Slots &slots, const Batch &batch, const i64 *at, i64 first) {
   enum : i32 { EACH = 4 };
-  u32 *bits = due_bits();
-  __syncthreads();
-  for (i32 i = threadIdx.x; i < DUE_ROWS / 32; i += blockDim.x) bits[i] = 0;
-  __syncthreads();
-  bool any = false;
+  clear_due();
 #pragma unroll 1
   for (i32 begin = threadIdx.x; begin < DUE_ROWS && first + begin < batch.n_rows; begin += EACH * blockDim.x) {
     i64 wanted[EACH], ring[EACH];
@@ -90,19 +110,13 @@ DEVICE i32 count_due(const Slots &slots, const Batch &batch, const i64 *at, i64 
     for (i32 k = 0; k < EACH; k++) {
       i32 i = begin + k * (i32)blockDim.x;
       bool may_be = i < DUE_ROWS && first + i < batch.n_rows && position[k] - committed[k] < wanted[k] && wanted[k] <= position[k];
-      if (may_be && is_due(slots, batch, at, first + i)) {
-        atomicOr(&bits[i / 32], 1u << (i % 32));
-        any = true;
-      }
+      if (may_be && is_due(slots, batch, at, first + i)) set_due(i);
     }
   }
-  if (!__syncthreads_or(any)) return 0;
-  i32 n = 0;
-  for (i32 i = 0; i < DUE_ROWS / 32; i++) n += __popc(bits[i]);
-  return n;
+  __syncthreads();
 }
 
-// The row of the due one number k.
+// The row (entry) of the one number k.
 DEVICE i64 due_row(i64 first, i32 k) {
   const u32 *bits = due_bits();
   i32 word = 0;

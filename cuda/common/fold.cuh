@@ -176,12 +176,15 @@ DEVICE void fold_states(const P &p) {
   i64 first = 0;
 #pragma unroll 1
   do {
-    i64 n = p.fold.is_batch ? count_due(p.family.slots, batch, p.fold.at, first) : p.list.n;
+    if (p.fold.is_batch) {
+      find_due(p.family.slots, batch, p.fold.at, first);
+    } else {
+      find_named(p.list, first);
+    }
 #pragma unroll 1
-    for (i64 item = blockIdx.x; item < n * layers * units; item += gridDim.x) {
+    for (i64 item = blockIdx.x; item < n_due() * layers * units; item += gridDim.x) {
       i32 part = (i32)(item % s.parts), head = (i32)(item / s.parts % s.heads);
-      i64 index = item / units % layers, i = item / units / layers;
-      if (p.fold.is_batch) i = due_row(first, (i32)i);
+      i64 index = item / units % layers, i = due_row(first, (i32)(item / units / layers));
       __syncthreads();
       if (threadIdx.x == 0) {
         family.place.layer = p.dst.layer < 0 ? (i32)index : p.dst.layer;
@@ -192,5 +195,5 @@ DEVICE void fold_states(const P &p) {
         fold_item<Family, FORMAT, NC, H>(family, p.list, p.dst, p.fold, index);
     }
     first += DUE_ROWS;
-  } while (p.fold.is_batch && first < batch.n_rows);
+  } while (first < (p.fold.is_batch ? batch.n_rows : p.list.n));
 }

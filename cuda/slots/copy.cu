@@ -92,10 +92,16 @@ DEVICE void copy_part(const CopyParams &p, i64 i, i64 layer, i64 chunk) {
   bool report = chunk == 0 && layer == 0 && threadIdx.x == 0;
   i64 from_slot, from_ring;
   Entry to;
-  if (!entry_of(p.slots, p.from, i, Place{p.pool, -1}, report, from_slot, from_ring)) return;
-  if (!placed_entry(p.slots, p.to, i, false, p.pool, report, to)) return;
-  i64 source = c.per_ring ? from_ring : from_slot, target = c.per_ring ? to.ring : to.slot;
-  if (source == target || (c.per_ring && p.kind >= COPY_LOAD)) return;
+  bool live = entry_of(p.slots, p.from, i, Place{p.pool, -1}, report, from_slot, from_ring) &&
+              placed_entry(p.slots, p.to, i, false, p.pool, report, to);
+  i64 source = 0, target = 0;
+  if (live) {
+    source = c.per_ring ? from_ring : from_slot;
+    target = c.per_ring ? to.ring : to.slot;
+    live = source != target && !(c.per_ring && p.kind >= COPY_LOAD);
+  }
+  // What threads read may be moving if the caller's order is wrong; a block stays together all the same.
+  if (!__syncthreads_and(live)) return;
   i64 begin = (chunk - c.first_chunk) * COPY_BYTES;
   i32 bytes = (i32)min((i64)COPY_BYTES, c.bytes - begin);
   char *from = (char *)part_at(c.at, layer, source) + begin, *at = (char *)part_at(c.at, layer, target) + begin;
@@ -113,6 +119,10 @@ DEVICE void copy_part(const CopyParams &p, i64 i, i64 layer, i64 chunk) {
 extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_constant__ CopyParams p) {
   wait_for_dependency();
 #pragma unroll 1
-  for (i64 item = blockIdx.x; item < p.to.n * p.n_layers * p.n_chunks; item += gridDim.x)
-    copy_part(p, item / p.n_chunks / p.n_layers, item / p.n_chunks % p.n_layers, item % p.n_chunks);
+  for (i64 first = 0; first < p.to.n; first += DUE_ROWS) {
+    find_named(p.to, first);
+#pragma unroll 1
+    for (i64 item = blockIdx.x; item < n_due() * p.n_layers * p.n_chunks; item += gridDim.x)
+      copy_part(p, due_row(first, (i32)(item / p.n_chunks / p.n_layers)), item / p.n_chunks % p.n_layers, item % p.n_chunks);
+  }
 }

@@ -113,18 +113,22 @@ extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_
   wait_for_dependency();
   i32 units = p.is_window ? conv_tiles(p.windows) : p.state.heads, layers = p.src.n_layers;
 #pragma unroll 1
-  for (i64 item = blockIdx.x; item < p.list.n * layers * units; item += gridDim.x) {
-    i32 unit = (i32)(item % units);
-    i64 index = item / units % layers, i = item / units / layers;
-    i64 layer = p.src.layer < 0 ? index : p.src.layer;
-    Entry e;
-    bool live = placed_entry(p.slots, p.list, i, true, p.pool, threadIdx.x == 0, e);
-    // What threads read may be moving if the caller's order is wrong; a block stays together all the same.
-    if (!__syncthreads_and(live)) continue;
-    if (p.is_window) {
-      import_window(p, e, i, index, layer, unit);
-    } else {
-      import_head(p, e, i, index, layer, unit);
+  for (i64 first = 0; first < p.list.n; first += DUE_ROWS) {
+    find_named(p.list, first);
+#pragma unroll 1
+    for (i64 item = blockIdx.x; item < n_due() * layers * units; item += gridDim.x) {
+      i32 unit = (i32)(item % units);
+      i64 index = item / units % layers, i = due_row(first, (i32)(item / units / layers));
+      i64 layer = p.src.layer < 0 ? index : p.src.layer;
+      Entry e;
+      bool live = placed_entry(p.slots, p.list, i, true, p.pool, threadIdx.x == 0, e);
+      // What threads read may be moving if the caller's order is wrong; a block stays together all the same.
+      if (!__syncthreads_and(live)) continue;
+      if (p.is_window) {
+        import_window(p, e, i, index, layer, unit);
+      } else {
+        import_head(p, e, i, index, layer, unit);
+      }
     }
   }
 }

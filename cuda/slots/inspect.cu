@@ -25,7 +25,8 @@ DEVICE bool has_broken(const Guard &g, const char *at) {
 
 DEVICE void inspect_row(const InspectParams &p, i64 row) {
   Row r = resolve(p.slots, p.batch, row, p.place, false);
-  if (!r.live) return;
+  // What threads read may be moving if the caller's order is wrong; a block stays together all the same.
+  if (!__syncthreads_and(r.live)) return;
   bool same_slot = false, same_ring = false;
   for (i64 i = threadIdx.x; i < row; i += blockDim.x) {
     Row other = resolve(p.slots, p.batch, i, p.place, false);

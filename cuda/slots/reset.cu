@@ -130,15 +130,21 @@ extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_
   wait_for_dependency();
   i32 units = p.is_window ? conv_tiles(p.windows) : p.state.heads;
 #pragma unroll 1
-  for (i64 item = blockIdx.x; item < p.list.n * p.n_layers * units; item += gridDim.x) {
-    i32 unit = (i32)(item % units);
-    i64 layer = item / units % p.n_layers, i = item / units / p.n_layers;
-    Entry e;
-    if (!placed_entry(p.slots, p.list, i, false, p.pool, threadIdx.x == 0, e)) continue;
-    if (p.is_window) {
-      reset_window(p, e, layer, unit);
-    } else {
-      reset_head(p, e, layer, unit);
+  for (i64 first = 0; first < p.list.n; first += DUE_ROWS) {
+    find_named(p.list, first);
+#pragma unroll 1
+    for (i64 item = blockIdx.x; item < n_due() * p.n_layers * units; item += gridDim.x) {
+      i32 unit = (i32)(item % units);
+      i64 layer = item / units % p.n_layers, i = due_row(first, (i32)(item / units / p.n_layers));
+      Entry e;
+      bool live = placed_entry(p.slots, p.list, i, false, p.pool, threadIdx.x == 0, e);
+      // What threads read may be moving if the caller's order is wrong; a block stays together all the same.
+      if (!__syncthreads_and(live)) continue;
+      if (p.is_window) {
+        reset_window(p, e, layer, unit);
+      } else {
+        reset_head(p, e, layer, unit);
+      }
     }
   }
 }

@@ -43,13 +43,16 @@ extern "C" __global__ void __launch_bounds__(CONV_TILE) replayssm_kernel(const _
   i64 first = 0;
 #pragma unroll 1
   do {
-    i64 n = p.fold.is_batch ? count_due(p.slots, p.batch, p.fold.at, first) : p.list.n;
+    if (p.fold.is_batch) {
+      find_due(p.slots, p.batch, p.fold.at, first);
+    } else {
+      find_named(p.list, first);
+    }
 #pragma unroll 1
-    for (i64 item = blockIdx.x; item < n * layers * tiles; item += gridDim.x) {
-      i64 index = item / tiles % layers, i = item / tiles / layers;
-      if (p.fold.is_batch) i = due_row(first, (i32)i);
+    for (i64 item = blockIdx.x; item < n_due() * layers * tiles; item += gridDim.x) {
+      i64 index = item / tiles % layers, i = due_row(first, (i32)(item / tiles / layers));
       fold_window(p, i, index, p.dst.layer < 0 ? index : p.dst.layer, (i32)(item % tiles));
     }
     first += DUE_ROWS;
-  } while (p.fold.is_batch && first < p.batch.n_rows);
+  } while (first < (p.fold.is_batch ? p.batch.n_rows : p.list.n));
 }

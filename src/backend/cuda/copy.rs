@@ -94,5 +94,5 @@ fn copy_pool(
         is_window: windows.is_some().into(),
         reserved: 0,
     };
-    cuda.launch(Key::single(Work::Copy), exec, items, LARGE, 0, &params)
+    cuda.launch(Key::single(Work::Copy), exec, cuda.list_blocks(items), LARGE, 0, &params)
 }

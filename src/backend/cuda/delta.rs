@@ -166,7 +166,7 @@ pub(super) fn fold(
     let units = i64::from(dst.n_layers) * i64::from(state.heads) * i64::from(state.parts);
     let items = match batch {
         Some(batch) => cuda.due_blocks(threads).min(batch.n_rows.saturating_mul(units)),
-        None => list.n.saturating_mul(units),
+        None => cuda.list_blocks(list.n.saturating_mul(units)),
     };
     let params = DeltaFoldParams { family, list, dst, fold };
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)

@@ -37,7 +37,7 @@ fn fold(
             let units = i64::from(dst.n_layers).saturating_mul(windows.tiles());
             let items = match batch {
                 Some(batch) => cuda.due_blocks(SMALL).min(batch.n_rows.saturating_mul(units)),
-                None => list.n.saturating_mul(units),
+                None => cuda.list_blocks(list.n.saturating_mul(units)),
             };
             let (slots, batch, pool) = (Slots::of(slots), batch.unwrap_or_default(), pool.index);
             let params = WindowParams { slots, batch, list, dst, fold, windows, pool, reserved: 0 };

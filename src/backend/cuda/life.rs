@@ -206,7 +206,7 @@ fn reset_pool(
         convert: convert.into(),
         shared_bytes: shared_bytes as i32,
     };
-    cuda.launch(Key::single(Work::Reset), exec, items, LARGE, shared_bytes, &params)
+    cuda.launch(Key::single(Work::Reset), exec, cuda.list_blocks(items), LARGE, shared_bytes, &params)
 }
 
 /// Writes checkpoints from a dense state, and moves position and schedule of the rings if positions are given.
@@ -235,7 +235,7 @@ pub(super) fn import(
             pool: pool.index,
             is_window: windows.is_some().into(),
         };
-        cuda.launch(Key::single(Work::Import), &exec, items, LARGE, 0, &params)?;
+        cuda.launch(Key::single(Work::Import), &exec, cuda.list_blocks(items), LARGE, 0, &params)?;
         exec = exec.after_own_launch();
         let params = CursorParams { kind: kinds::IMPORT, ..cursors(slots, part) };
         launch_cursors(cuda, &exec, &params)?;

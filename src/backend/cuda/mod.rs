@@ -106,6 +106,12 @@ impl Cuda {
         i64::from(self.device.multiprocessors) * i64::from(256 / threads.max(1)).clamp(1, 2)
     }
 
+    /// Blocks of a launch over a list, whose kernels share out what is to be done. Most entries may be padding, which a block for each layer
+    /// and head of them would be started for; with so many to a multiprocessor the last ones are done at about the same time.
+    fn list_blocks(&self, items: i64) -> i64 {
+        items.min(i64::from(self.device.multiprocessors) * 32)
+    }
+
     fn kernel(&self, key: Key) -> Result<&Kernel> {
         let kernel = self.kernels.get(&key).and_then(OnceLock::get);
         kernel.ok_or_else(|| Error::Internal(format!("kernel {} is not loaded", key.name())))
