@@ -241,7 +241,7 @@ fn inputs_in_whose_place_other_parts_write() {
     let rows = rows(&rig, &mut Rng(10));
     let mut weight = Array::poisoned(REPLAYSSM_F32, 40);
     (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_F32, 1.0)));
-    for (in_place, n_parts, bits) in
+    for (in_place, parts, bits) in
         [(true, 1, REPLAYSSM_FAULT_NOT_FINITE), (true, 2, 0), (false, 2, REPLAYSSM_FAULT_NOT_FINITE)]
     {
         let mut x = Array::poisoned(REPLAYSSM_F32, 40);
@@ -254,12 +254,12 @@ fn inputs_in_whose_place_other_parts_write() {
             bias: ABSENT,
         });
         let data = BatchData::new(&rig, &rows, false, 0);
-        for part in 0..n_parts {
-            let exec = desc!(replayssm_exec { part, n_parts });
+        for i in 0..parts {
+            let exec = desc!(replayssm_exec { part: i, n_parts: parts });
             // SAFETY: everything lives until the call returns.
             ok(unsafe { replayssm_conv1d_step(pool, 1, &data.desc(), &args, &exec) });
         }
-        assert_eq!(rig.faults(true).bits, bits, "in place {in_place}, {n_parts} parts");
+        assert_eq!(rig.faults(true).bits, bits, "in place {in_place}, {parts} parts");
     }
     replayssm_layers_destroy(pool);
 }

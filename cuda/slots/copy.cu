@@ -90,7 +90,7 @@ DEVICE void copy_part(const CopyParams &p, i64 i, i64 layer, i64 chunk) {
   while (k + 1 < p.n_components && chunk >= p.components[k + 1].first_chunk) k++;
   const CopiedComponent &c = p.components[k];
   bool report = chunk == 0 && layer == 0 && threadIdx.x == 0;
-  i64 from_slot, from_ring;
+  i64 from_slot = 0, from_ring = 0;
   Entry to;
   bool live = entry_of(p.slots, p.from, i, Place{p.pool, -1}, report, from_slot, from_ring) &&
               placed_entry(p.slots, p.to, i, false, p.pool, report, to);

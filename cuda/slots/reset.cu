@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_
     for (i64 item = blockIdx.x; item < n_due() * p.n_layers * units; item += gridDim.x) {
       i32 unit = (i32)(item % units);
       i64 layer = item / units % p.n_layers, i = due_row(first, (i32)(item / units / p.n_layers));
-      Entry e;
+      Entry e = {};
       bool live = placed_entry(p.slots, p.list, i, false, p.pool, threadIdx.x == 0, e);
       // What threads read may be moving if the caller's order is wrong; a block stays together all the same.
       if (!__syncthreads_and(live)) continue;
