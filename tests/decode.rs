@@ -1,6 +1,8 @@
 //! Steps of one token with inputs and states at multiples of 16 bytes, as engines have them: what a GPU has a kernel of its own for. In any mix of
 //! rows, states (with their records folded) are those of an EXACT pool by bytes, and outputs near its.
 
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "a test's calls share one promise")]
+
 mod common;
 
 use common::oracle::relative;

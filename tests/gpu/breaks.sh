@@ -15,7 +15,7 @@ set -euo pipefail
 breaks() {
   cat <<'TABLE'
 fold one token fewer~cuda/mamba2/mamba2.cuh~s/at < w\.stop\[warp_of\(\)\]\) take_in\(tile, p, i, half\)/at + 1 < w.stop[warp_of()]) take_in(tile, p, i, half)/~cuda~one_graph
-a ring row off by one~cuda/mamba2/mamba2.cuh~s/copy_elements\(record_at\(p\.ring_x, layer, w\.head, at, /copy_elements(record_at(p.ring_x, layer, w.head, at + 1, /~cuda~one_graph
+a ring row off by one~cuda/mamba2/mamba2.cuh~s/copy_elements\(record_at\(p\.ring_x, w\.head, at, /copy_elements(record_at(p.ring_x, w.head, at + 1, /~cuda~one_graph
 a tag not set~cuda/common/block.cuh~s/if \(lane_index\(\) == 0 && w\.tag_at\[warp_of\(\)\]\)/if (false)/~cuda~one_graph
 a convolution does not wait~cuda/conv1d/conv1d.cu~s/  wait_for_dependency\(\);\n//~cuda~dependent
 a commit does not wait~cuda/slots/commit.cu~s/  wait_for_dependency\(\);\n//~cuda~dependent
