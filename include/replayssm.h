@@ -1433,7 +1433,8 @@ replayssm_status replayssm_acquire(struct replayssm_slots *slots,
  * Threads: one at a time per handle. Capture: host only. */
 REPLAYSSM_CALL replayssm_status replayssm_release(struct replayssm_slots *slots, int32_t n, const int32_t *ids);
 
-/* What the device has found wrong on slots so far, without synchronising. clear: 0, or 1 to forget it.
+/* What the device has found wrong on slots so far, without synchronising. clear: 0, or 1 to forget it. (CUDA:
+ * a fault that comes at the very moment may be lost.)
  *
  * NULL: neither slots nor out; out->struct_size is set.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.

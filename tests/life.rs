@@ -541,7 +541,10 @@ fn rings_go_by_ring_ids_where_pools_are_named() {
                 pools: pools.as_ptr(),
                 pool_slots: pool_slots.as_ptr(),
             });
-            call(&list)
+            let status = call(&list);
+            // The device reads the ids.
+            common::device::sync();
+            status
         };
         let reset = |ids: [i64; 3], position: i64| {
             let position = heap([position]);

@@ -5,11 +5,12 @@
 
 // Records a fault; the place of the first one is kept. Bits come behind places: who reads those of a single fault sees where it was. With
 // bits of several, the first one's place may still be being written, and says so. The report is in host memory, where the host clears it
-// at any time: atomics are the system's. Mirrors src/backend/report.rs.
+// at any time. Atomics are the device's, since not every bus carries the system's: a fault at that very moment may be lost. Mirrors
+// src/backend/report.rs.
 static __device__ __noinline__ void fault(const Slots &slots, u32 bit, i64 id, i64 row, i32 pool, i32 layer) {
   Report *r = slots.report;
-  atomicAdd_system(&r->count, 1ull);
-  if (atomicCAS_system(&r->place, PLACE_NONE, PLACE_CLAIMED) == PLACE_NONE) {
+  atomicAdd(&r->count, 1ull);
+  if (atomicCAS(&r->place, PLACE_NONE, PLACE_CLAIMED) == PLACE_NONE) {
     volatile Report *v = r;
     __threadfence_system();
     v->first_slot = id;
@@ -17,10 +18,10 @@ static __device__ __noinline__ void fault(const Slots &slots, u32 bit, i64 id, i
     v->first_pool = pool;
     v->first_layer = layer;
     __threadfence_system();
-    atomicExch_system(&r->place, PLACE_WRITTEN);
+    atomicExch(&r->place, PLACE_WRITTEN);
   }
   __threadfence_system();
-  atomicOr_system(&r->bits, bit);
+  atomicOr(&r->bits, bit);
 }
 
 // Tokens of a row in the caller's tensors.

@@ -1265,7 +1265,8 @@ pub unsafe extern "C" fn replayssm_release(slots: *mut replayssm_slots, n: i32, 
     })
 }
 
-/// What the device has found wrong on slots so far, without synchronising. clear: 0, or 1 to forget it.
+/// What the device has found wrong on slots so far, without synchronising. clear: 0, or 1 to forget it. (CUDA:
+/// a fault that comes at the very moment may be lost.)
 ///
 /// NULL: neither slots nor out; out->struct_size is set.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED.

@@ -97,10 +97,6 @@ inline unsigned atomicOr(unsigned *at, unsigned value) {
 inline void __threadfence_system() {}
 
 // The system's are words for memory that the host works on too: here everything is in order.
-inline unsigned long long atomicAdd_system(unsigned long long *at, unsigned long long value) { return atomicAdd(at, value); }
-inline unsigned atomicExch_system(unsigned *at, unsigned value) { return atomicExch(at, value); }
-inline unsigned atomicCAS_system(unsigned *at, unsigned compare, unsigned value) { return atomicCAS(at, compare, value); }
-inline unsigned atomicOr_system(unsigned *at, unsigned value) { return atomicOr(at, value); }
 
 // ---- Threads that wait for each other ----
 
