@@ -124,7 +124,7 @@ prepare_device() {
   local name program
   while read -r name program; do
     programs[$name]=$program
-  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases --test life --test lent | python3 -c '
+  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases --test checks --test decode --test life --test lent | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:

@@ -116,7 +116,7 @@ DEVICE void copy_part(const CopyParams &p, i64 i, i64 layer, i64 chunk) {
     fault(p.slots, FAULT_POSITION, p.kind == COPY_LOAD ? to.slot : from_slot, p.to.first + i, p.pool, (i32)layer);
 }
 
-extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_constant__ CopyParams p) {
+extern "C" __global__ void __launch_bounds__(256, 1) replayssm_kernel(const __grid_constant__ CopyParams p) {
   wait_for_dependency();
 #pragma unroll 1
   for (i64 first = 0; first < p.to.n; first += DUE_ROWS) {

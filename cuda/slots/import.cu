@@ -109,7 +109,7 @@ DEVICE void import_head(const ImportParams &p, const Entry &e, i64 i, i64 index,
     tally(p.slots, 0, 0, (u64)s.heads * s.rows * s.columns * (s.format <= FORMAT_F32 ? 4 : 2), 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_constant__ ImportParams p) {
+extern "C" __global__ void __launch_bounds__(256, 1) replayssm_kernel(const __grid_constant__ ImportParams p) {
   wait_for_dependency();
   i32 units = p.is_window ? conv_tiles(p.windows) : p.state.heads, layers = p.src.n_layers;
 #pragma unroll 1

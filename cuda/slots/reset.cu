@@ -126,7 +126,7 @@ DEVICE void reset_window(const ResetParams &p, const Entry &e, i64 layer, i32 ti
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_constant__ ResetParams p) {
+extern "C" __global__ void __launch_bounds__(256, 1) replayssm_kernel(const __grid_constant__ ResetParams p) {
   wait_for_dependency();
   i32 units = p.is_window ? conv_tiles(p.windows) : p.state.heads;
 #pragma unroll 1

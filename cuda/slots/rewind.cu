@@ -62,7 +62,7 @@ DEVICE void rewind_entry(const RewindParams &p, i64 i) {
   if (threadIdx.x == 0 && p.done) p.done[i] = done;
 }
 
-extern "C" __global__ void __launch_bounds__(256) replayssm_kernel(const __grid_constant__ RewindParams p) {
+extern "C" __global__ void __launch_bounds__(256, 1) replayssm_kernel(const __grid_constant__ RewindParams p) {
   wait_for_dependency();
 #pragma unroll 1
   for (i64 i = blockIdx.x; i < p.list.n; i += gridDim.x) rewind_entry(p, i);
