@@ -122,7 +122,7 @@ impl Key {
 
     /// Whether there is PTX of it: of all but the tuned ones.
     pub fn has_ptx(&self) -> bool {
-        self.columns != COLUMNS[0] && self.runs_on(PTX)
+        self.columns != COLUMNS[0]
     }
 
     /// A name, as `mamba2_parallel_split32_high_128`.
@@ -201,7 +201,7 @@ impl Key {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
             Work::Mamba2Parallel => arch < 100,
-            Work::DeltaParallel => self.kda && self.format != 2,
+            Work::DeltaParallel => self.kda,
             _ => false,
         };
         let blocks = if fits && !wide { 2 } else { 1 };
