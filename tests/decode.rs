@@ -1,4 +1,4 @@
-//! Steps of one token with inputs and states at multiples of 16 bytes, as engines have them: what a GPU has a kernel of its own for. In any mix of
+//! Steps of up to eight tokens with inputs and states at multiples of 16 bytes, as engines have them: what a GPU has kernels of their own for. In any mix of
 //! rows, states (with their records folded) are those of an EXACT pool by bytes, and outputs near its.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "a test's calls share one promise")]
@@ -33,7 +33,7 @@ fn rows(rig: &Rig, rng: &mut Rng) -> Vec<Row> {
         slots.swap(i, rng.below(i + 1));
     }
     let mut row = |slot: usize| {
-        let n = usize::from(rng.below(6) > 0);
+        let n = if rng.below(6) > 0 { 1 + rng.below(rig.spec.t_max) } else { 0 };
         let mut row = Row { flush: rng.below(9) == 0, ..Row::new(slot, &rig.tokens(rng, n)) };
         if rng.below(8) == 0 {
             (row.slot, row.flush) = (-1, false);
@@ -73,8 +73,12 @@ fn distance(spec: Spec, rounds: usize) -> f64 {
                     wanted.extend(b);
                 }
             }
-            let counts: Vec<i32> =
-                rows.iter().map(|row| i32::from(!row.tokens.is_empty() && rng.below(5) > 0)).collect();
+            let counts: Vec<i32> = rows
+                .iter()
+                .map(|row| {
+                    rng.below(row.tokens.len() + 1).max(usize::from(!row.tokens.is_empty() && rng.below(5) > 0)) as i32
+                })
+                .collect();
             rig.commit(&rows, &counts);
             exact.commit(&rows, &counts);
         }
@@ -158,6 +162,18 @@ fn options() {
             let distance = distance(spec.clone(), 16);
             assert!(distance <= if rounded { limit + 1.0 / 256.0 } else { limit }, "{distance:e}: {spec:?}");
         }
+    }
+}
+
+/// Several tokens a row: up to four with k and q in one product, and more.
+#[test]
+fn steps_of_several_tokens() {
+    for (t_max, family) in [4, 8].into_iter().flat_map(|t_max| FAMILIES.map(|family| (t_max, family))) {
+        let spec = Spec { t_max, family, window: 2 * t_max + 3, heads: 4, ..aligned(9) };
+        all_ways(&spec, 24);
+    }
+    for (t_max, window, keep, headdim) in [(2, 40, 0, 80), (3, 17, 2, 24), (8, 64, 0, 64)] {
+        all_ways(&Spec { t_max, window, keep, headdim, heads: 4, ..aligned(10) }, 30);
     }
 }
 

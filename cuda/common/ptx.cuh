@@ -22,6 +22,19 @@ DEVICE u16 ptx_to_f16(float x) {
   return h;
 }
 
+// 2^x and 1 / x, to the last bits.
+DEVICE float ptx_exp2(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DEVICE float ptx_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- From sm_90 on: barriers in shared memory, and copies to it that arrive at them ----
 #if __CUDA_ARCH__ >= 900
 
@@ -37,6 +50,10 @@ DEVICE void ptx_barrier_init_fence() { asm volatile("fence.mbarrier_init.release
 
 DEVICE void ptx_barrier_arrive(u64 *barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+DEVICE void ptx_barrier_arrive_many(u64 *barrier, u32 count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
 // Arrives, and announces bytes that copies will bring.
@@ -72,7 +89,14 @@ DEVICE void ptx_bulk_prefetch(const void *from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// Copies eight aligned bytes to shared memory.
+// What this thread has written to shared memory comes before bulk copies to the same place that are begun after it.
+DEVICE void ptx_fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Copies four (eight) aligned bytes to shared memory.
+DEVICE void ptx_copy4(void *to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
 DEVICE void ptx_copy8(void *to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
@@ -89,6 +113,30 @@ DEVICE void ptx_mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+// The same of [16][8] and [8][8], fp32 values of which the upper 19 bits count.
+DEVICE void ptx_mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+// Four matrices of 8 x 8 16-bit values: lane l brings the address of row l % 8 of matrix l / 8. TRANSPOSED: rows and columns change places.
+template <bool TRANSPOSED>
+DEVICE void ptx_ldmatrix_x4(u32 (&to)[4], const void *row) {
+  u32 at = (u32)__cvta_generic_to_shared(row);
+  if (TRANSPOSED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+  }
 }
 
 DEVICE float ptx_from_f16(u16 x) {

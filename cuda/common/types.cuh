@@ -223,21 +223,46 @@ struct Mamba2Params {
   i32 mode;
 };
 
-// Of the kernel that decodes. Offsets of a stage in bytes: the checkpoint comes first.
+// How steps of a few tokens share out shared memory and warps (decode.cuh). Offsets and sizes in bytes.
+struct Pipeline {
+  i64 n_items;
+  i32 items_per_row;
+  i32 heads_per_item;
+  // Heads, and items' keys, that there is space for at a time.
+  i32 stages;
+  i32 keys;
+  // Warps that compute.
+  i32 consumers;
+  // Tokens of a row at most; records and tokens, a multiple of 16.
+  i32 tokens;
+  i32 history;
+  // Columns of products at most, and floats of one.
+  i32 columns;
+  i32 products;
+  i32 value_stride;
+  i32 plane_bytes;
+  i32 stage_bytes;
+  // Within a stage, behind the checkpoint.
+  i32 at_values;
+  i32 at_z;
+  i32 at_gates;
+  i32 at_weights;
+  // Of the first item's keys, and within an item's.
+  i32 at_keys;
+  i32 key_bytes;
+  i32 at_queries;
+  i32 at_norms;
+  i32 at_products;
+  i32 at_own_gates;
+  // Sums of a consumer: columns of them, and floats of one.
+  i32 at_sums;
+  i32 tokens_columns;
+  i32 sums;
+};
+
 struct Mamba2DecodeParams {
   Mamba2Params family;
-  i32 heads_per_item;
-  i32 stages;
-  i32 stage_bytes;
-  i32 plane_bytes;
-  i32 at_x;
-  i32 at_gates;
-  i32 at_head;
-  i32 b_bytes;
-  // Records of B that there is space for, a multiple of 16.
-  i32 rows;
-  // Whether two neighbouring elements of z and out can be moved as one: bfloat16 at even places.
-  i32 has_pairs;
+  Pipeline pipeline;
 };
 
 // Gates of a delta rule.
@@ -275,6 +300,11 @@ struct DeltaParams {
   float scale;
   float eps;
   float lower_bound;
+};
+
+struct DeltaDecodeParams {
+  DeltaParams family;
+  Pipeline pipeline;
 };
 
 // Dense states outside the library. head counts layers' heads; strides in elements. layer is that of the pool, or negative: all.

@@ -118,6 +118,20 @@ template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, unsigned lanes, CALLER) {
   return __shfl_sync(mask, value, threadIdx.x % 32 ^ lanes, file, line);
 }
+// Lanes behind the last have their own value.
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned lanes, CALLER) {
+  unsigned lane = threadIdx.x % 32;
+  return __shfl_sync(mask, value, lane + lanes < 32 ? lane + lanes : lane, file, line);
+}
+
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  unsigned long long both = (unsigned long long)b << 32 | a;
+  unsigned r = 0;
+  for (unsigned i = 0; i < 4; i++) r |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+  return r;
+}
+
 inline unsigned __ballot_sync(unsigned mask, int value, CALLER) {
   const unsigned long long *values = emulated::wait_for_warp(mask, value != 0, SITE);
   unsigned bits = 0;

@@ -29,6 +29,10 @@ inline float ptx_from_f16(unsigned short x) {
   return __uint_as_float(sign | 0x7F800000u | magnitude << 13);
 }
 
+// 2^x and 1 / x.
+inline float ptx_exp2(float x) { return __builtin_exp2f(x); }
+inline float ptx_reciprocal(float x) { return 1.0f / x; }
+
 // ---- Barriers in shared memory, and copies that arrive at them ----
 
 // In the barrier's 64 bits: announced bytes that are missing, arrivals that are missing, arrivals of a phase, phases that have ended.
@@ -57,6 +61,7 @@ inline void ptx_barrier_init(unsigned long long *at, unsigned count) {
 
 inline void ptx_barrier_init_fence() {}
 inline void ptx_barrier_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
+inline void ptx_barrier_arrive_many(unsigned long long *at, unsigned count) { emulated_arrive(at, (int)count, 0); }
 inline void ptx_barrier_arrive_expect(unsigned long long *at, unsigned bytes) { emulated_arrive(at, 1, (int)bytes); }
 
 // All lanes of a warp wait together, here.
@@ -81,6 +86,13 @@ inline void ptx_copy8(void *to, const void *from, CALLER) {
   __builtin_memcpy(to, from, 8);
 }
 
+inline void ptx_copy4(void *to, const void *from, CALLER) {
+  if ((unsigned long long)to % 4 || (unsigned long long)from % 4) emulated::fail("a copy of four bytes that is not aligned", SITE);
+  __builtin_memcpy(to, from, 4);
+}
+
+inline void ptx_fence_copies() {}
+
 inline void ptx_copies_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
 
 // ---- Tensor cores ----
@@ -104,6 +116,27 @@ inline void ptx_mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const u
         unsigned left = (unsigned)(of_row[k / 2] >> 32 * (i / 2)), right = (unsigned)columns[4 * (2 * quad + i % 2) + k / 2];
         sum[i] += (double)emulated_bf16(left, k % 2) * (double)emulated_bf16(right, k % 2);
       }
+  }
+  for (unsigned i = 0; i < 4; i++) d[i] = (float)sum[i];
+}
+
+// mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32, likewise. The lower 13 bits of operands do not count.
+inline float emulated_tf32(unsigned word) { return __uint_as_float(word & 0xFFFFE000u); }
+
+inline void ptx_mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], CALLER) {
+  unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  double sum[4] = {c[0], c[1], c[2], c[3]};
+  // Half of k at a time: a has rows group and group + 8, b column group, both k = quad.
+  for (unsigned half = 0; half < 2; half++) {
+    const unsigned long long *rows =
+        emulated::wait_for_warp(~0u, (unsigned long long)a[2 * half + 1] << 32 | a[2 * half], SITE);
+    unsigned long long of_row[4];
+    for (unsigned k = 0; k < 4; k++) of_row[k] = rows[4 * group + k];
+    const unsigned long long *columns = emulated::wait_for_warp(~0u, b[half], SITE);
+    for (unsigned i = 0; i < 4; i++)
+      for (unsigned k = 0; k < 4; k++)
+        sum[i] += (double)emulated_tf32((unsigned)(of_row[k] >> 32 * (i / 2))) *
+                  (double)emulated_tf32((unsigned)columns[4 * (2 * quad + i % 2) + k]);
   }
   for (unsigned i = 0; i < 4; i++) d[i] = (float)sum[i];
 }

@@ -1,66 +1,267 @@
-//! Launches of steps of one token a row: `cuda/mamba2/decode.cu`. They need alignment and copies that not every device has; what they cannot
+//! Launches of steps of a few tokens: `cuda/common/decode.cuh`. They need alignment and copies that not every device has; what they cannot
 //! take, the parallel form does.
 
 use super::Cuda;
 use super::instances::{Key, Work};
-use super::params::{Component, Mamba2DecodeParams, Mamba2Params};
+use super::params::{Component, DeltaDecodeParams, DeltaParams, Mamba2DecodeParams, Mamba2Params, Pipeline};
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::replay::config::{Family, Format, PoolConfig, Readout};
-use crate::replay::launch::{Batch, Exec, Mamba2Args, PoolView, SlotsView, Tensor};
+use crate::replay::config::{DeltaKind, Family, Format, PoolConfig, Readout};
+use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, PoolView, SlotsView, Tensor};
 
-/// Four consumer warps, a producer and a planner.
-const THREADS: u32 = 192;
-/// Blocks that a multiprocessor is to hold.
-const BLOCKS: u32 = 2;
-/// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 14 << 10;
-/// As the kernel has them.
+/// As the kernels have them.
 const COLUMNS: i32 = 128;
+const ROW_BYTES: i32 = COLUMNS * 2;
+const SERVICES: i32 = 2;
 const MAX_STAGES: i32 = 8;
-const MAX_B: i32 = 2;
+const MAX_KEYS: i32 = 8;
 const MAX_HEADS: i32 = 4;
-const MAX_CHANNELS: i32 = 128;
-const HEADER_BYTES: i32 = 16;
-/// A lane for each record and for the token.
-const MAX_RECORDS: i32 = 31;
+const MAX_TOKENS: i32 = 8;
+const MAX_COLUMNS: i32 = 8;
+const PLANS: i32 = 3;
+const WARP: i32 = 32;
+const TILE: i32 = 16;
+/// Records that a head can have: bits of three words.
+const MAX_HISTORY: i32 = 96;
+/// Warps of a block at most: two blocks of half as many fit a multiprocessor.
+const MAX_WARPS: i32 = 12;
+/// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
+const FIXED_BYTES: i32 = 13 << 10;
 
 /// The next multiple.
 const fn up(value: i32, to: i32) -> i32 {
     (value + to - 1) / to * to
 }
 
-/// The kernel that could decode for a pool.
-pub(super) fn key(pool: &PoolConfig) -> Option<Key> {
-    let Family::Mamba2(dims) = &pool.family else { return None };
+/// What a launch is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows of the batch.
+    pub rows: i64,
+    /// Tokens of a row at most.
+    pub tokens: i32,
+    /// Records of a head at most.
+    pub history: i32,
+    /// Heads of a layer, and how many share their keys.
+    pub heads: i32,
+    /// See `heads`.
+    pub sharing: i32,
+    /// Rows of a head's state.
+    pub channels: i32,
+    /// Bytes of an element of the checkpoint that readouts look at.
+    pub element_bytes: i32,
+    /// Bytes of an element of values.
+    pub value_bytes: i32,
+    /// Rows that a token brings beside its values.
+    pub token_rows: i32,
+    /// Columns of products at most, a multiple of eight.
+    pub columns: i32,
+    /// Columns of which a consumer keeps sums.
+    pub sum_columns: i32,
+}
+
+/// A device, as far as launches ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    /// Compute capability times ten.
+    pub arch: u32,
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+    /// Dynamic shared memory that a block can have.
+    pub shared_bytes: i32,
+}
+
+/// What was measured to be best on an architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// Blocks that a multiprocessor is to hold.
+    pub blocks: i32,
+    /// Consumers that a multiprocessor is to hold.
+    pub consumers: i32,
+    /// Heads of an item at most.
+    pub heads_per_item: i32,
+    /// Items per block, below which an item has fewer heads.
+    pub items_per_block: i32,
+}
+
+impl Tuning {
+    /// Of an architecture; that of sm_90, which was measured, where none was.
+    pub fn of(_arch: u32) -> Tuning {
+        #[allow(unused)]
+        let env = |n: &str, d: i32| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d); // EXPERIMENT
+        Tuning {
+            blocks: env("XB", 2),
+            consumers: env("XC", 8),
+            heads_per_item: env("XH", MAX_HEADS),
+            items_per_block: env("XI", 8),
+        }
+    }
+}
+
+/// A launch: blocks, threads, shared memory, and what the kernel is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Blocks.
+    pub blocks: i64,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The rest.
+    pub pipeline: Pipeline,
+}
+
+impl Choice {
+    /// A pure function of the shape and the device; none where the shape is too large.
+    pub fn of(shape: &Shape, device: &Device, tuning: &Tuning) -> Option<Choice> {
+        if shape.tokens > MAX_TOKENS || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
+            return None;
+        }
+        let history = up(shape.history + shape.tokens, TILE);
+        let consumers_of = |blocks: i32| (tuning.consumers / blocks).min(MAX_WARPS / blocks - SERVICES).min(MAX_STAGES);
+        let products = history + 4;
+        let value_stride = shape.channels * shape.value_bytes;
+        let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
+        let at_values = up(plane_bytes, 128);
+        let at_z = at_values + history * value_stride;
+        let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
+        let at_weights = up(at_gates + history * 8, 16);
+        let weights = history + 4 + MAX_TOKENS + 4 + shape.columns * (history + 8);
+        let stage_bytes = up(at_weights + weights * 4, 128);
+        let at_queries = history * ROW_BYTES;
+        let at_norms = at_queries + shape.tokens * ROW_BYTES;
+        let at_products = up(at_norms + (history + 2 * MAX_TOKENS) * 4, 16);
+        let key_bytes = up(at_products + shape.columns * products * 4, 128);
+        let gates_bytes = up(PLANS * WARP * shape.tokens * 8, 128);
+
+        // Neighbouring columns of sums, of which a lane writes two, have no bank in common.
+        let sums = shape.channels + 4;
+        let sums_bytes = |blocks: i32| up(consumers_of(blocks) * shape.sum_columns * sums * 4, 128);
+        let fit = |blocks: i32, heads_per_item: i32| {
+            let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
+                - gates_bytes
+                - sums_bytes(blocks);
+            (2..=MAX_STAGES).rev().find_map(|stages| {
+                let keys = ((stages + heads_per_item - 1) / heads_per_item + 1).clamp(2, MAX_KEYS);
+                (stages * stage_bytes + keys * key_bytes <= bytes).then_some((stages, keys))
+            })
+        };
+        // Several items for each block, so that it need not wait for the first bytes of more than one.
+        let resident = i64::from(device.multiprocessors * tuning.blocks);
+        let mut heads_per_item = tuning.heads_per_item.min(MAX_HEADS);
+        while shape.sharing % heads_per_item != 0
+            || (heads_per_item > 1
+                && shape.rows * i64::from(shape.heads)
+                    < i64::from(tuning.items_per_block) * resident * i64::from(heads_per_item))
+        {
+            heads_per_item /= 2;
+        }
+        let (blocks, (stages, keys)) =
+            (1..=tuning.blocks).rev().find_map(|blocks| Some((blocks, fit(blocks, heads_per_item)?)))?;
+        let items_per_row = shape.heads / heads_per_item;
+        let n_items = shape.rows.saturating_mul(items_per_row.into());
+        let at_own_gates = stages * stage_bytes + keys * key_bytes;
+        let pipeline = Pipeline {
+            n_items,
+            items_per_row,
+            heads_per_item,
+            stages,
+            keys,
+            consumers: consumers_of(blocks),
+            tokens: shape.tokens,
+            history,
+            columns: shape.columns,
+            products,
+            value_stride,
+            plane_bytes,
+            stage_bytes,
+            at_values,
+            at_z,
+            at_gates,
+            at_weights,
+            at_keys: stages * stage_bytes,
+            key_bytes,
+            at_queries,
+            at_norms,
+            at_products,
+            at_own_gates,
+            at_sums: at_own_gates + gates_bytes,
+            tokens_columns: shape.sum_columns,
+            sums,
+        };
+        Some(Choice {
+            blocks: n_items.min(i64::from(device.multiprocessors * blocks)),
+            threads: ((pipeline.consumers + SERVICES) * WARP) as u32,
+            shared_bytes: (at_own_gates + gates_bytes + sums_bytes(blocks)) as u32,
+            pipeline,
+        })
+    }
+}
+
+/// The kernel that could take steps of so many tokens of a pool.
+fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
     let high = match (pool.readout, pool.format) {
         (Readout::High, Format::Split32 | Format::Bf16) => true,
         (Readout::Full, Format::Split32 | Format::F32) => false,
         _ => return None,
     };
-    let fits = dims.dstate as i32 == COLUMNS && dims.headdim as i32 <= MAX_CHANNELS && dims.headdim.is_multiple_of(8);
-    let key = Key { work: Work::Mamba2Decode, format: pool.format as u8, high, kda: false, columns: COLUMNS as u16 };
+    let (columns, rows, works) = match &pool.family {
+        Family::Mamba2(dims) => (dims.dstate, dims.headdim, [Work::Mamba2Decode, Work::Mamba2Verify]),
+        Family::Delta(dims) => {
+            // Records of u are as precise as the readout.
+            let precise = pool.u_dtype == if high { Dtype::Bf16 } else { Dtype::F32 };
+            if dims.kind == DeltaKind::Kda || !precise {
+                return None;
+            }
+            (dims.k, dims.v, [Work::DeltaDecode, Work::DeltaVerify])
+        }
+        Family::Conv1d(_) => return None,
+    };
+    let fits = columns as i32 == COLUMNS && rows.is_multiple_of(8) && tokens <= i64::from(MAX_TOKENS);
+    let key = Key {
+        work: works[usize::from(tokens > 1)],
+        format: pool.format as u8,
+        high,
+        kda: false,
+        columns: COLUMNS as u16,
+    };
     (fits && pool.io == Dtype::Bf16).then_some(key)
 }
 
-/// Loads the kernel if there is one for the device.
+/// Loads the kernels that there are for the device.
 pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
-    key(pool).filter(|&key| cuda.has(key)).map_or(Ok(()), |key| cuda.load(key))
+    [1, 2]
+        .into_iter()
+        .filter_map(|tokens| key(pool, tokens))
+        .filter(|&key| cuda.has(key))
+        .try_for_each(|key| cuda.load(key))
 }
 
-/// Whether all vectors of a tensor begin at multiples of so many bytes.
-fn is_aligned(tensor: &Tensor, bytes: i64) -> bool {
-    let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
-    (tensor.data.0 as i64 | strides) % bytes == 0
+/// Whether all vectors of tensors begin at multiples of 16 bytes.
+fn are_aligned<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> bool {
+    tensors.into_iter().all(|tensor| {
+        let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
+        (tensor.data.0 as i64 | strides) % 16 == 0
+    })
 }
 
-/// Whether the parts of a component do.
-fn part_is_aligned(component: &Component) -> bool {
-    (component.base as i64 | component.stride) % 16 == 0
+/// Whether the parts of components do.
+fn parts_are_aligned(components: &[&Component]) -> bool {
+    components.iter().all(|component| (component.base as i64 | component.stride) % 16 == 0)
 }
 
-/// Enqueues a step, if the kernel can take it.
-pub(super) fn run(
+/// What a kernel and its shape come to on the device.
+fn choose(cuda: &Cuda, key: Key, shape: &Shape) -> Option<Choice> {
+    let device = Device {
+        arch: cuda.device.arch,
+        multiprocessors: cuda.device.multiprocessors as i32,
+        shared_bytes: cuda.shared_limit(key) as i32,
+    };
+    Choice::of(shape, &device, &Tuning::of(device.arch))
+}
+
+/// Enqueues a step of Mamba-2, if a kernel can take it.
+pub(super) fn mamba2(
     cuda: &Cuda,
     slots: &SlotsView,
     pool: &PoolView,
@@ -69,56 +270,63 @@ pub(super) fn run(
     family: &Mamba2Params,
     exec: &Exec,
 ) -> Option<Result<()>> {
-    let key = key(&pool.config).filter(|&key| batch.max_tokens == 1 && cuda.kernel(key).is_ok())?;
-    let aligned = [&args.x, &args.b, &args.c].into_iter().all(|tensor| is_aligned(tensor, 16))
-        && [&family.state.checkpoint, &family.ring_x, &family.ring_b, &family.ring_dt].into_iter().all(part_is_aligned);
-    let records = slots.config.window + slots.config.min_rewind;
-    if !aligned || records > MAX_RECORDS {
-        return None;
-    }
-    let rows = up(records + 1, 16);
-    let plane_bytes = family.state.rows * COLUMNS * if key.high { 2 } else { 4 };
-    let at_x = up(plane_bytes, 128);
-    let at_gates = at_x + up((records + 1) * family.state.rows * 2, 16);
-    let at_head = at_gates + up(records * 8, 16);
-    let stage_bytes = up(at_head + HEADER_BYTES, 128);
-    let b_bytes = (rows + 1) * COLUMNS * 2;
-    let most = cuda.shared_limit(key) as i32;
-    let stages_in = |bytes: i32| (bytes - MAX_B * b_bytes) / stage_bytes;
-    let mut blocks = BLOCKS;
-    let mut stages = stages_in(((most + FIXED_BYTES) / BLOCKS as i32 - FIXED_BYTES).min(most));
-    if stages < 2 {
-        (blocks, stages) = (1, stages_in(most));
-    }
-    if stages < 2 {
-        return None;
-    }
-    let stages = stages.min(MAX_STAGES);
-    let resident = i64::from(cuda.device.multiprocessors * blocks);
-    // Heads of a group share B and C; but every block is to have several items.
-    let heads = i64::from(family.state.heads);
-    let mut heads_per_item = MAX_HEADS;
-    while family.heads_per_group % heads_per_item != 0
-        || (heads_per_item > 1 && batch.n_rows * heads < 8 * resident * i64::from(heads_per_item))
+    let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
+    if !are_aligned([Some(&args.x), Some(&args.b), Some(&args.c), args.z.as_ref()].into_iter().flatten())
+        || !parts_are_aligned(&[&family.state.checkpoint, &family.ring_x, &family.ring_b, &family.ring_dt])
     {
-        heads_per_item /= 2;
+        return None;
     }
-    let has_pairs =
-        args.out.dtype == Dtype::Bf16 && is_aligned(&args.out, 4) && args.z.as_ref().is_none_or(|z| is_aligned(z, 4));
-    let params = Mamba2DecodeParams {
-        family: *family,
-        heads_per_item,
-        stages,
-        stage_bytes,
-        plane_bytes,
-        at_x,
-        at_gates,
-        at_head,
-        b_bytes,
-        rows,
-        has_pairs: has_pairs.into(),
+    let shape = Shape {
+        rows: batch.n_rows,
+        tokens: batch.max_tokens as i32,
+        history: slots.config.window + slots.config.min_rewind,
+        heads: family.state.heads,
+        sharing: family.heads_per_group,
+        channels: family.state.rows,
+        element_bytes: if key.high { 2 } else { 4 },
+        value_bytes: 2,
+        token_rows: i32::from(args.z.is_some()),
+        columns: MAX_COLUMNS,
+        sum_columns: batch.max_tokens as i32,
     };
-    let items = batch.n_rows.saturating_mul(heads / i64::from(heads_per_item)).min(resident);
-    let shared_bytes = (stages * stage_bytes + MAX_B * b_bytes) as u32;
-    Some(cuda.launch(key, exec, items, THREADS, shared_bytes, &params))
+    let choice = choose(cuda, key, &shape)?;
+    let params = Mamba2DecodeParams { family: *family, pipeline: choice.pipeline };
+    Some(cuda.launch(key, exec, choice.blocks, choice.threads, choice.shared_bytes, &params))
+}
+
+/// Enqueues a step of a delta rule, if a kernel can take it.
+pub(super) fn delta(
+    cuda: &Cuda,
+    slots: &SlotsView,
+    pool: &PoolView,
+    batch: &Batch,
+    args: &DeltaArgs,
+    family: &DeltaParams,
+    exec: &Exec,
+) -> Option<Result<()>> {
+    let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
+    if !are_aligned([&args.q, &args.k, &args.v])
+        || !parts_are_aligned(&[&family.state.checkpoint, &family.ring_k, &family.ring_v, &family.ring_u])
+    {
+        return None;
+    }
+    let tokens = batch.max_tokens as i32;
+    // Of k and q.
+    let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
+    let shape = Shape {
+        rows: batch.n_rows,
+        tokens,
+        history: slots.config.window + slots.config.min_rewind,
+        heads: family.state.heads,
+        sharing: family.state.heads / family.qk_heads,
+        channels: family.state.rows,
+        element_bytes: if key.high { 2 } else { 4 },
+        value_bytes: if key.high { 2 } else { 4 },
+        token_rows: 1,
+        columns,
+        sum_columns: if tokens == 1 { 0 } else { columns },
+    };
+    let choice = choose(cuda, key, &shape)?;
+    let params = DeltaDecodeParams { family: *family, pipeline: choice.pipeline };
+    Some(cuda.launch(key, exec, choice.blocks, choice.threads, choice.shared_bytes, &params))
 }

@@ -1,6 +1,7 @@
 //! Launches of the delta rules: `cuda/delta`.
 
 use super::Cuda;
+use super::decode;
 use super::instances::{Key, Work};
 use super::mamba2::columns_of;
 use super::params::{
@@ -61,7 +62,7 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
-    Ok(())
+    decode::prepare(cuda, pool)
 }
 
 /// What steps, extends and folds have in common.
@@ -133,6 +134,9 @@ pub(super) fn run(
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
+    if !is_serial && let Some(done) = decode::delta(cuda, slots, pool, batch, args, &params, exec) {
+        return done;
+    }
     let key = if is_serial { serial } else { parallel };
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;
     if mode == Mode::Extend && batch.keep_tail > 0 {

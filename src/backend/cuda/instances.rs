@@ -9,6 +9,8 @@ pub enum Work {
     Mamba2Parallel,
     /// Mamba-2: FULL and HIGH steps of one token, on aligned memory.
     Mamba2Decode,
+    /// Mamba-2: FULL and HIGH steps of up to eight tokens, on aligned memory.
+    Mamba2Verify,
     /// Mamba-2: the tail of an extend.
     Mamba2Tail,
     /// Mamba-2: states at held positions.
@@ -17,6 +19,10 @@ pub enum Work {
     DeltaSerial,
     /// Delta rules, as for Mamba-2.
     DeltaParallel,
+    /// Gated DeltaNet, as for Mamba-2.
+    DeltaDecode,
+    /// Gated DeltaNet, as for Mamba-2.
+    DeltaVerify,
     /// Delta rules, as for Mamba-2.
     DeltaTail,
     /// Delta rules, as for Mamba-2.
@@ -100,8 +106,10 @@ impl Key {
                     }
                 }
                 if columns == COLUMNS[0] {
-                    keys.extend(matches!(format, 1 | 3).then(|| key(Work::Mamba2Decode, true, false)));
-                    keys.extend(matches!(format, 1 | 2).then(|| key(Work::Mamba2Decode, false, false)));
+                    for work in [Work::Mamba2Decode, Work::Mamba2Verify, Work::DeltaDecode, Work::DeltaVerify] {
+                        keys.extend(matches!(format, 1 | 3).then(|| key(work, true, false)));
+                        keys.extend(matches!(format, 1 | 2).then(|| key(work, false, false)));
+                    }
                 }
                 keys.push(key(Work::Mamba2Fold, false, false));
                 keys.extend([key(Work::DeltaFold, false, false), key(Work::DeltaFold, false, true)]);
@@ -117,7 +125,8 @@ impl Key {
 
     /// Whether there is code of it for an architecture: decoding needs copies that arrive at barriers.
     pub fn runs_on(&self, arch: u32) -> bool {
-        self.work != Work::Mamba2Decode || (arch >= 90 && arch != PTX)
+        !matches!(self.work, Work::Mamba2Decode | Work::Mamba2Verify | Work::DeltaDecode | Work::DeltaVerify)
+            || (arch >= 90 && arch != PTX)
     }
 
     /// Whether there is PTX of it: of all but the tuned ones.
@@ -131,8 +140,11 @@ impl Key {
             Work::Mamba2Serial => "mamba2_serial",
             Work::Mamba2Parallel => "mamba2_parallel",
             Work::Mamba2Decode => "mamba2_decode",
+            Work::Mamba2Verify => "mamba2_verify",
             Work::Mamba2Tail => "mamba2_tail",
             Work::Mamba2Fold => "mamba2_fold",
+            Work::DeltaDecode => "gdn_decode",
+            Work::DeltaVerify => "gdn_verify",
             Work::DeltaTail if self.kda => "kda_tail",
             Work::DeltaTail => "gdn_tail",
             Work::DeltaSerial if self.kda => "kda_serial",
@@ -156,7 +168,15 @@ impl Key {
         if let Some((_, format)) = FORMATS.iter().find(|(number, _)| *number == self.format) {
             name = format!("{name}_{format}");
         }
-        if matches!(self.work, Work::Mamba2Parallel | Work::Mamba2Decode | Work::DeltaParallel) {
+        if matches!(
+            self.work,
+            Work::Mamba2Parallel
+                | Work::Mamba2Decode
+                | Work::Mamba2Verify
+                | Work::DeltaParallel
+                | Work::DeltaDecode
+                | Work::DeltaVerify
+        ) {
             name += if self.high { "_high" } else { "_full" };
         }
         if self.columns > 0 {
@@ -170,9 +190,10 @@ impl Key {
         match self.work {
             Work::Mamba2Serial => "mamba2/serial.cu",
             Work::Mamba2Parallel => "mamba2/parallel.cu",
-            Work::Mamba2Decode => "mamba2/decode.cu",
+            Work::Mamba2Decode | Work::Mamba2Verify => "mamba2/decode.cu",
             Work::Mamba2Tail => "mamba2/tail.cu",
             Work::Mamba2Fold => "mamba2/fold.cu",
+            Work::DeltaDecode | Work::DeltaVerify => "delta/decode.cu",
             Work::DeltaTail => "delta/tail.cu",
             Work::DeltaSerial => "delta/serial.cu",
             Work::DeltaParallel => "delta/parallel.cu",
@@ -209,6 +230,7 @@ impl Key {
             format!("INSTANCE_FORMAT={}", self.format),
             format!("INSTANCE_HIGH={}", u8::from(self.high)),
             format!("INSTANCE_KDA={}", u8::from(self.kda)),
+            format!("INSTANCE_SINGLE={}", u8::from(matches!(self.work, Work::Mamba2Decode | Work::DeltaDecode))),
             format!("INSTANCE_COLUMNS={}", self.columns),
             format!("INSTANCE_HALVES={}", if wide { 1 } else { 2 }),
             format!("INSTANCE_BLOCKS={blocks}"),

@@ -102,7 +102,7 @@ pub(super) fn run(
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
-    if !is_serial && let Some(done) = decode::run(cuda, slots, pool, batch, args, &params, exec) {
+    if !is_serial && let Some(done) = decode::mamba2(cuda, slots, pool, batch, args, &params, exec) {
         return done;
     }
     let key = if is_serial { serial } else { parallel };

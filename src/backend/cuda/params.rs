@@ -188,21 +188,44 @@ pub struct Mamba2Params {
     pub mode: i32,
 }
 
-/// Of the kernel that decodes. Offsets in bytes.
+/// How steps of a few tokens share out shared memory and warps: see `cuda/common/types.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pipeline {
+    pub n_items: i64,
+    pub items_per_row: i32,
+    pub heads_per_item: i32,
+    pub stages: i32,
+    pub keys: i32,
+    pub consumers: i32,
+    pub tokens: i32,
+    pub history: i32,
+    pub columns: i32,
+    pub products: i32,
+    pub value_stride: i32,
+    pub plane_bytes: i32,
+    pub stage_bytes: i32,
+    pub at_values: i32,
+    pub at_z: i32,
+    pub at_gates: i32,
+    pub at_weights: i32,
+    pub at_keys: i32,
+    pub key_bytes: i32,
+    pub at_queries: i32,
+    pub at_norms: i32,
+    pub at_products: i32,
+    pub at_own_gates: i32,
+    pub at_sums: i32,
+    pub tokens_columns: i32,
+    pub sums: i32,
+}
+
+/// Of steps of a few tokens.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mamba2DecodeParams {
     pub family: Mamba2Params,
-    pub heads_per_item: i32,
-    pub stages: i32,
-    pub stage_bytes: i32,
-    pub plane_bytes: i32,
-    pub at_x: i32,
-    pub at_gates: i32,
-    pub at_head: i32,
-    pub b_bytes: i32,
-    pub rows: i32,
-    pub has_pairs: i32,
+    pub pipeline: Pipeline,
 }
 
 #[repr(C)]
@@ -239,6 +262,14 @@ pub struct DeltaParams {
     pub scale: f32,
     pub eps: f32,
     pub lower_bound: f32,
+}
+
+/// Of steps of a few tokens.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeltaDecodeParams {
+    pub family: DeltaParams,
+    pub pipeline: Pipeline,
 }
 
 /// A dense state outside the library.
@@ -542,6 +573,7 @@ params!(
     Mamba2Params,
     Mamba2DecodeParams,
     DeltaParams,
+    DeltaDecodeParams,
     ConvParams,
     CommitParams,
     ResetParams,
@@ -972,15 +1004,18 @@ mod tests {
                 slots, batch, place, state, ring_x, ring_b, ring_dt, x, b, c, dt, a, dt_bias, d_skip, z, out, shared, io,
                 ring_rows, heads_per_group, d_per_element, softplus, mode,
             }
-            Mamba2DecodeParams {
-                family, heads_per_item, stages, stage_bytes, plane_bytes, at_x, at_gates, at_head, b_bytes, rows,
-                has_pairs,
+            Pipeline {
+                n_items, items_per_row, heads_per_item, stages, keys, consumers, tokens, history, columns, products, value_stride,
+                plane_bytes, stage_bytes, at_values, at_z, at_gates, at_weights, at_keys, key_bytes,
+                at_queries, at_norms, at_products, at_own_gates, at_sums, tokens_columns, sums,
             }
+            Mamba2DecodeParams { family, pipeline }
             DeltaParams {
                 slots, batch, place, state, ring_k, ring_norm, ring_v, ring_g, ring_beta, ring_u, q, k, v, g, beta, a_log,
                 dt_bias, out, shared, io, u_dtype, ring_rows, qk_heads, is_tiled, gate, has_norm, beta_sigmoid, mode,
                 scale, eps, lower_bound,
             }
+            DeltaDecodeParams { family, pipeline }
             StateTensor { data, entry, layer_stride, head, row, dtype, is_transposed, layer, n_layers }
             List {
                 n, first, slots, rings, position, is_inline, has_position, which, inline_slots, inline_rings,

@@ -1,0 +1,802 @@
+// Steps of a few tokens where memory is the limit: 128 columns, bfloat16 activations, everything aligned to 16 bytes.
+//
+// Blocks stay on their multiprocessors and take one item after the other: a few heads of one row that share keys (B and C of a group; k and q
+// of a key head). Each warp has its part, and barriers in shared memory are all that connects them:
+//
+//   producer   brings keys of an item and what a head needs to shared memory by bulk copies, as far ahead as there is space
+//   weigher    plans: reads ids, cursors, tags and gates of the items to come, and says what is to be done with each head and where it
+//              lies. Weighs: products of keys of history and of the step with the step's queries, once for an item; what each record of a
+//              head brings to each output
+//   consumers  a head each: checkpoint and records by tensor cores, then the step's own tokens and whatever follows
+//
+// Columns of a product are what a checkpoint is read with: C of each token, or k and q of each.
+//
+// Where a head folds, all consumers do parts of it first, by the serial form's arithmetic, and leave the new checkpoint in shared memory,
+// too, where its own consumer reads it as any other.
+#pragma once
+#include "block.cuh"
+
+namespace decode {
+
+enum : i32 {
+  COLUMNS = 128,
+  BLOCKS = COLUMNS / BLOCK,
+  ROW_BYTES = COLUMNS * 2,
+  PRODUCER = 0,
+  WEIGHER = 1,
+  SERVICES = 2,
+  MAX_STAGES = 8,
+  MAX_KEYS = 8,
+  MAX_HEADS = 4,              // of an item
+  ITEMS = WARP / MAX_HEADS,   // that are planned at a time
+  PLANS = 3,                  // at work, to come, and still in stages
+  MAX_TOKENS = 8,
+  MAX_COLUMNS = 8,            // of a product of tensor cores
+  SLOW_WORDS = 3,             // of a head's records, a bit each
+};
+
+// What is to be done with a head.
+enum : i32 {
+  READ,     // all of its tiles stand at one position, and stay there
+  FOLD,     // all of its tiles stand at one position, and take records in
+  ODD,      // tiles stand at different positions
+  ZERO,     // its outputs are zero
+  NOTHING,  // there is no token, or outputs are left alone
+};
+
+struct Item {
+  const char *key_ring;  // of the group
+  char *norm_ring;
+  const char *key;       // of the step's first token
+  const char *query;
+  i64 slot;
+  i64 position;
+  i64 flush_before;
+  u64 seed;
+  i32 head;     // the first
+  i32 records;  // from the oldest on that a head needs
+  i32 first;    // ring row of the oldest
+  i32 at;       // ring row of the first token
+  i32 len;      // tokens of the row
+  i32 flush;
+  i32 has_work;
+  i32 step;  // from a head to the next
+};
+
+struct Head {
+  const char *checkpoint;
+  char *value_ring;
+  char *raw_ring;  // values that are folded, where they are others
+  char *gate_ring;
+  char *beta_ring;
+  const char *value;  // of the first token
+  const char *z;
+  char *out;
+  float skip;  // D of the head
+  i16 kind;
+  i16 from;    // record at which the checkpoint stands
+  i16 folds;   // records that it takes in
+  i16 reserved[3];
+};
+
+struct Plans {
+  Item item[PLANS][ITEMS];
+  Head head[PLANS][WARP];
+};
+
+struct Barriers {
+  u64 full[MAX_STAGES];  // a head's bytes have come
+  u64 empty[MAX_STAGES];
+  // Of heads in their order, more than there are consumers, and no fewer than stages: who waits for one of them has seen the one before it
+  // that had its place, and the next one cannot have it yet.
+  u64 ready[MAX_STAGES];  // its records are weighed, too
+  u64 folded[MAX_STAGES];
+  u64 keys_full[MAX_KEYS];
+  u64 keys_empty[MAX_KEYS];
+  u64 planned[PLANS];
+};
+
+DEVICE Barriers &barriers() {
+  static __shared__ Barriers b;
+  return b;
+}
+
+DEVICE Plans &plans() {
+  static __shared__ Plans p;
+  return p;
+}
+
+// One of a ring of barriers, and the parity of its phase.
+struct Turn {
+  i32 place = 0;
+  u32 phase = 0;
+
+  DEVICE void next(i32 n) {
+    place++;
+    if (place == n) {
+      place = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// What is known of an item's number in the block's order.
+struct Count {
+  i32 item = 0;  // within its plan
+  i32 plan = 0;
+
+  DEVICE void next() {
+    item++;
+    if (item == ITEMS) {
+      item = 0;
+      plan = plan == PLANS - 1 ? 0 : plan + 1;
+    }
+  }
+};
+
+DEVICE char *stage_at(const Pipeline &s, i32 stage) { return shared_memory + stage * s.stage_bytes; }
+DEVICE char *keys_at(const Pipeline &s, i32 place) { return shared_memory + s.at_keys + place * s.key_bytes; }
+// Gates of the step's own tokens, of a head of a plan.
+DEVICE float2 *own_gates(const Pipeline &s, i32 plan, i32 head) {
+  return (float2 *)(shared_memory + s.at_own_gates) + (plan * WARP + head) * s.tokens;
+}
+
+// A head at work: its plan and where its bytes are.
+struct Job {
+  const Item *item;
+  const Head *head;
+  const float2 *gates;  // of the step's tokens
+  char *stage;
+  char *keys;
+  i32 number;  // of the head
+};
+
+DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 stage, i32 keys) {
+  Job j;
+  i32 place = count.item * MAX_HEADS + h;
+  j.item = &plans().item[count.plan][count.item];
+  j.head = &plans().head[count.plan][place];
+  j.gates = own_gates(s, count.plan, place);
+  j.stage = stage_at(s, stage);
+  j.keys = keys_at(s, keys);
+  j.number = j.item->head + h * j.item->step;
+  return j;
+}
+
+// Within a stage: values of records from the oldest on, the step's own behind them. elapsed: of each record, e^(log decay of it and of all
+// later ones in front of the step), 1 behind the last; brought: what records and tokens bring to each column, [column][record]; of HIGH, with more
+// tokens than one, two bfloat16 parts, one array behind the other. decays: of each token, e^(log decays from the first on).
+DEVICE const char *values_at(const Pipeline &s, const Job &j) { return j.stage + s.at_values; }
+DEVICE float2 *gates_at(const Pipeline &s, const Job &j) { return (float2 *)(j.stage + s.at_gates); }
+DEVICE float *elapsed_at(const Pipeline &s, const Job &j) { return (float *)(j.stage + s.at_weights); }
+DEVICE float *decays_at(const Pipeline &s, const Job &j) { return elapsed_at(s, j) + s.history + 4; }
+DEVICE u32 *slow_at(const Pipeline &s, const Job &j) { return (u32 *)(decays_at(s, j) + MAX_TOKENS); }
+DEVICE float *brought_at(const Pipeline &s, const Job &j) { return decays_at(s, j) + MAX_TOKENS + 4; }
+// A row of the parts of HIGH, in elements.
+DEVICE i32 part_stride(const Pipeline &s) { return s.history + 8; }
+// With the keys: products of records and tokens [column][record].
+DEVICE float *products_at(const Pipeline &s, const Job &j) { return (float *)(j.keys + s.at_products); }
+// A consumer's sums, [column][channel].
+DEVICE float *sums_at(const Pipeline &s) { return (float *)(shared_memory + s.at_sums) + (warp_of() - SERVICES) * s.tokens_columns * s.sums; }
+
+// Items of this block: every gridDim.x-th from its own number on.
+DEVICE i32 items_of_block(const Pipeline &s) { return (i32)((s.n_items - blockIdx.x + gridDim.x - 1) / gridDim.x); }
+
+// e^x, close to the last bits; for weights, which promise bounds.
+DEVICE float fast_exp(float x) { return ptx_exp2(x * 1.44269504f); }
+
+DEVICE float fast_silu(float x) { return x == from_bits(0xFF800000u) ? 0.0f : __fmul_rn(x, ptx_reciprocal(1.0f + fast_exp(-x))); }
+
+DEVICE float pair_low(u32 pair) { return from_bits(pair << 16); }
+DEVICE float pair_high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
+
+// The upper halves of two words.
+DEVICE u32 upper_halves(u32 low, u32 high) { return __byte_perm(low, high, 0x7632); }
+
+// Plans ITEMS items from first on, if there are any.
+template <class Family>
+DEVICE void plan(const typename Family::Params &params, i32 first, i32 n, i32 place) {
+  if (first >= n) return;
+  i32 lane = lane_index(), i = first + lane / MAX_HEADS;
+  i64 number = i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
+  Family::plan_head(params, number, lane % MAX_HEADS, plans().item[place][lane / MAX_HEADS], plans().head[place][lane],
+                    own_gates(params.pipeline, place, lane));
+  __syncwarp();
+  if (lane == 0) ptx_barrier_arrive(&barriers().planned[place]);
+}
+
+// ---- The producer ----
+
+// Brings a head: its checkpoint if it is only read, records and tokens of its values, what Family adds, and gates.
+template <class Family, i32 FORMAT>
+DEVICE void bring_head(const typename Family::Params &params, const Job &job, u64 *full) {
+  const Pipeline &s = params.pipeline;
+  const Head &head = *job.head;
+  i32 lane = lane_index(), kind = head.kind, n = job.item->records, len = job.item->len, bytes = params.family.state.rows * Family::VALUE_BYTES;
+  if (kind > ODD) {
+    if (lane == 0) ptx_barrier_arrive(full);
+  } else {
+    if (lane == 0) {
+      ptx_barrier_arrive_expect(full, (u32)(n * bytes + len * Family::token_bytes(params) + (kind == READ ? s.plane_bytes : 0)));
+      if (kind == READ) {
+        ptx_bulk_copy(job.stage, head.checkpoint, (u32)s.plane_bytes, full);
+      } else {
+        ptx_bulk_prefetch(head.checkpoint, (u32)(params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2)));
+      }
+    }
+    // Around the ring's end.
+    i32 ring_rows = params.family.ring_rows, first = job.item->first, before = min(n, ring_rows - first);
+    if (lane == 1 && before > 0) ptx_bulk_copy(job.stage + s.at_values, head.value_ring + first * bytes, (u32)(before * bytes), full);
+    if (lane == 2 && n > before) ptx_bulk_copy(job.stage + s.at_values + before * bytes, head.value_ring, (u32)((n - before) * bytes), full);
+#pragma unroll 1
+    for (i32 i = lane; i < n; i += WARP) Family::bring_gates(params, job, i, first + i < ring_rows ? first + i : first + i - ring_rows);
+    if (lane < len) Family::bring_token(params, job, lane, full);
+  }
+  ptx_copies_arrive(full);
+}
+
+// Brings keys of an item: records, then keys and queries of the step.
+template <class Family>
+DEVICE void bring_keys(const typename Family::Params &params, const Item &item, char *to, u64 *full) {
+  const Pipeline &s = params.pipeline;
+  i32 lane = lane_index(), n = item.records, len = item.len;
+  if (!item.has_work) {
+    if (lane == 0) ptx_barrier_arrive(full);
+  } else {
+    if (lane == 0) ptx_barrier_arrive_expect(full, (u32)((n + 2 * len) * ROW_BYTES));
+    // Around the ring's end.
+    i32 before = min(n, params.family.ring_rows - item.first);
+    if (lane == 0 && before > 0) ptx_bulk_copy(to, item.key_ring + item.first * ROW_BYTES, (u32)(before * ROW_BYTES), full);
+    if (lane == 1 && n > before) ptx_bulk_copy(to + before * ROW_BYTES, item.key_ring, (u32)((n - before) * ROW_BYTES), full);
+    Family::bring_norms(params, item, to);
+    if (lane < len) {
+      ptx_bulk_copy(to + (n + lane) * ROW_BYTES, item.key + lane * Family::key_bytes(params), ROW_BYTES, full);
+      ptx_bulk_copy(to + s.at_queries + lane * ROW_BYTES, item.query + lane * Family::query_bytes(params), ROW_BYTES, full);
+    }
+  }
+  ptx_copies_arrive(full);
+}
+
+template <class Family, i32 FORMAT>
+DEVICE void produce(const typename Family::Params &params) {
+  const Pipeline &s = params.pipeline;
+  i32 n = items_of_block(s);
+  Turn plan, stage, keys;
+  Count count;
+#pragma unroll 1
+  for (i32 i = 0; i < n; i++) {
+    if (count.item == 0) {
+      ptx_barrier_wait(&barriers().planned[plan.place], plan.phase);
+      plan.next(PLANS);
+    }
+    ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
+    bring_keys<Family>(params, plans().item[count.plan][count.item], keys_at(s, keys.place), &barriers().keys_full[keys.place]);
+#pragma unroll 1
+    for (i32 h = 0; h < s.heads_per_item; h++) {
+      ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
+      bring_head<Family, FORMAT>(params, job_of(s, count, h, stage.place, keys.place), &barriers().full[stage.place]);
+      stage.next(s.stages);
+    }
+    keys.next(s.keys);
+    count.next();
+  }
+}
+
+// ---- The weigher ----
+
+// Products of two rows of 16-bit values in each lane with eight columns, by tensor cores: as the instruction distributes them, rows
+// lane.group and the second, columns 2 lane.quad and the next. Pointers are at the lane's own eight values of the first block.
+DEVICE void multiply(const char *low, const char *high, const char *column, float (&out)[4]) {
+  float even[4] = {}, odd[4] = {};
+#pragma unroll
+  for (i32 j = 0; j < BLOCKS; j++) {
+    uint4 a = *(const uint4 *)(low + 2 * BLOCK * j), b = *(const uint4 *)(high + 2 * BLOCK * j), c = *(const uint4 *)(column + 2 * BLOCK * j);
+    u32 left[4] = {a.x, b.x, a.y, b.y}, right[2] = {c.x, c.y};
+    ptx_mma_m16n8k16_bf16(even, left, right, even);
+    u32 left_odd[4] = {a.z, b.z, a.w, b.w}, right_odd[2] = {c.z, c.w};
+    ptx_mma_m16n8k16_bf16(odd, left_odd, right_odd, odd);
+  }
+#pragma unroll
+  for (i32 i = 0; i < 4; i++) out[i] = even[i] + odd[i];
+}
+
+// A warp's sums of what lanes from its own on have, and of what those behind it have.
+DEVICE void sum_later(float mine, float &with, float &without) {
+  with = mine;
+#pragma unroll
+  for (i32 step = 1; step < WARP; step *= 2) {
+    float later = __shfl_down_sync(0xFFFFFFFFu, with, step);
+    if (lane_index() + step < WARP) with += later;
+  }
+  without = __shfl_down_sync(0xFFFFFFFFu, with, 1);
+  if (lane_index() == WARP - 1) without = 0.0f;
+}
+
+// Products of an item's records and tokens with eight columns, which begin at products. column: the lane's own eight values of that which it
+// has.
+DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, float *to) {
+  Lane lane = lane_of(threadIdx.x);
+  i32 n = job.item->records + job.item->len;
+  float *products = to + 2 * lane.quad * s.products + lane.group, m[4];
+#pragma unroll 1
+  for (i32 first = 0; first < n; first += TILE) {
+    const char *row = job.keys + (first + lane.group) * ROW_BYTES + 16 * lane.quad;
+    multiply(row, row + 8 * ROW_BYTES, column, m);
+    products[first] = m[0];
+    products[first + s.products] = m[1];
+    products[first + 8] = m[2];
+    products[first + 8 + s.products] = m[3];
+  }
+}
+
+// What a head's records bring to each of n_columns columns, and the factors of their decays where they are folded. Gates are {dt, g}, or
+// {beta, g}; Family::IS_SCALED: dt is part of the weight. One token is a record as any other, whose decay elapsed has; with more of them
+// there is decays.
+template <class Family, bool HIGH, bool IS_SINGLE>
+DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
+  i32 n = job.item->records, len = job.item->len, kind = job.head->kind, lane = lane_index();
+  // Of a head that folds as a whole, these are in the checkpoint by then.
+  i32 gone = kind == FOLD ? job.head->from + job.head->folds : kind == READ ? job.head->from : 0;
+  float2 *gates = gates_at(s, job);
+  float *elapsed = elapsed_at(s, job), newer = 0.0f;
+  const float *products = products_at(s, job);
+  u16 *upper = (u16 *)brought_at(s, job), *lower = upper + s.columns * part_stride(s);
+  // With more tokens than one: lane t < len knows what elapses up to token t, and from which one on.
+  float until = 0.0f;
+  if (!IS_SINGLE) {
+    for (i32 t = 0; t <= lane && t < len; t++) until += job.gates[t].y;
+    until = fast_exp(until);
+    if (lane < len) decays_at(s, job)[lane] = until;
+  }
+  i32 all = n + len;
+#pragma unroll 1
+  for (i32 first = (all - 1) / WARP * WARP; first >= 0 && all > 0; first -= WARP) {
+    i32 i = first + lane;
+    bool is_record = i < n, exists = i < all;
+    float2 gate = is_record ? gates[i] : exists ? job.gates[i - n] : make_float2(0.0f, 0.0f);
+    float with, without;
+    sum_later(is_record || IS_SINGLE ? gate.y : 0.0f, with, without);
+    with += newer;
+    if (exists) elapsed[i] = fast_exp(with);
+    float weight = fast_exp(without + newer);
+    if (Family::IS_SCALED) weight *= gate.x;
+    if (IS_SINGLE) {
+      // Columns next to each other.
+#pragma unroll
+      for (i32 c = 0; c < Family::SINGLE_COLUMNS; c++)
+        if (exists) brought_at(s, job)[i * Family::SINGLE_COLUMNS + c] = i >= gone ? weight * products[c * s.products + i] : 0.0f;
+    } else {
+#pragma unroll 1
+      for (i32 c = 0; c < n_columns; c++) {
+        i32 token = Family::token_of(c, len);
+        float factor = __shfl_sync(0xFFFFFFFFu, until, token);
+        // Of a token: what elapses between it and this one.
+        if (!is_record && exists) {
+          float sum = 0.0f;
+          for (i32 t = i - n + 1; t <= token; t++) sum += job.gates[t].y;
+          factor = i - n <= token ? fast_exp(sum) : 0.0f;
+        }
+        float brings = exists && i >= gone ? weight * factor * products[c * s.products + i] : 0.0f;
+        if (i < s.history) {
+          if (HIGH) {
+            upper[c * part_stride(s) + i] = (u16)(bits_of(brings) >> 16);
+            lower[c * part_stride(s) + i] = (u16)(bits_of(brings - from_bits(bits_of(brings) & 0xFFFF0000u)) >> 16);
+          } else {
+            brought_at(s, job)[c * s.products + i] = brings;
+          }
+        }
+      }
+    }
+    if (kind != READ) {
+      Decay d = decay_of(gate.y);
+      if (is_record) gates[i].y = d.factor;
+      u32 slow = __ballot_sync(0xFFFFFFFFu, d.slow);
+      if (lane == 0) slow_at(s, job)[first / WARP] = slow;
+    }
+    newer = __shfl_sync(0xFFFFFFFFu, with, 0);
+  }
+  if (!IS_SINGLE && lane == 0) elapsed[n] = 1.0f;
+}
+
+template <class Family, bool HIGH, bool IS_SINGLE>
+DEVICE void weigh(const typename Family::Params &params) {
+  const Pipeline &s = params.pipeline;
+  i32 n = items_of_block(s);
+  Turn stage, keys, order;
+  Count count;
+  plan<Family>(params, 0, n, 0);
+  plan<Family>(params, ITEMS, n, 1);
+#pragma unroll 1
+  for (i32 i = 0; i < n; i++) {
+    ptx_barrier_wait(&barriers().keys_full[keys.place], keys.phase);
+    // Keys of this plan's first item have come, and of no more items than a plan has is there space for them: nobody needs the plan before
+    // the last one.
+    if (count.item == 0 && i > 0) plan<Family>(params, i + ITEMS, n, count.plan == PLANS - 1 ? 0 : count.plan + 1);
+    Job first = job_of(s, count, 0, stage.place, keys.place);
+    if (first.item->has_work) Family::template weigh_item<IS_SINGLE>(params, first);
+    __syncwarp();
+#pragma unroll 1
+    for (i32 h = 0; h < s.heads_per_item; h++) {
+      Job job = job_of(s, count, h, stage.place, keys.place);
+      ptx_barrier_wait(&barriers().full[stage.place], stage.phase);
+      if (job.head->kind <= ODD) Family::template weigh_head<HIGH, IS_SINGLE>(params, job);
+      __syncwarp();
+      if (lane_index() == 0) ptx_barrier_arrive(&barriers().ready[order.place]);
+      stage.next(s.stages);
+      order.next(MAX_STAGES);
+    }
+    keys.next(s.keys);
+    count.next();
+  }
+}
+
+// ---- Consumers ----
+
+// The lane's eight values of a block of a checkpoint's row in shared memory.
+template <i32 FORMAT>
+DEVICE void row_of(const State &s, const char *plane, i32 element, float (&v)[8]) {
+  if (FORMAT == FORMAT_F32) {
+    load8_32(plane + element * 4, v);
+  } else {
+    const char *high = plane + element * 2, *low = high + s.rows * ROW_BYTES;
+    uint4 a = *(const uint4 *)high, b = *(const uint4 *)low;
+    u32 wa[4] = {a.x, a.y, a.z, a.w}, wb[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) {
+      v[2 * i] = join(wa[i] & 0xFFFFu, wb[i]);
+      v[2 * i + 1] = join(wa[i] >> 16, wb[i] >> 16);
+    }
+  }
+}
+
+// Products of the lane's two rows with one column, summed over the quad.
+template <i32 FORMAT>
+DEVICE void read_rows(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[2]) {
+  float sum[2][2] = {};
+#pragma unroll
+  for (i32 j = 0; j < BLOCKS; j++) {
+    uint4 c = *(const uint4 *)(column + 2 * BLOCK * j);
+    u32 pairs[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+    for (i32 h = 0; h < 2; h++) {
+      float v[8];
+      row_of<FORMAT>(s, plane, (row + 8 * h) * COLUMNS + BLOCK * j + 8 * lane.quad, v);
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) {
+        sum[h][0] = fma(v[2 * i], pair_low(pairs[i]), sum[h][0]);
+        sum[h][1] = fma(v[2 * i + 1], pair_high(pairs[i]), sum[h][1]);
+      }
+    }
+  }
+#pragma unroll
+  for (i32 h = 0; h < 2; h++) {
+    out[h] = sum[h][0] + sum[h][1];
+    out[h] += __shfl_xor_sync(0xFFFFFFFFu, out[h], 1);
+    out[h] += __shfl_xor_sync(0xFFFFFFFFu, out[h], 2);
+  }
+}
+
+// The same as multiply with fp32 rows: both halves of their bits, 22 in all, with columns that are exact.
+template <i32 FORMAT>
+DEVICE void multiply_full(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
+  float upper[2][4] = {}, lower[2][4] = {};
+#pragma unroll
+  for (i32 j = 0; j < BLOCKS; j++) {
+    float a[8], b[8];
+    row_of<FORMAT>(s, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
+    row_of<FORMAT>(s, plane, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+    uint4 c = *(const uint4 *)(column + 2 * BLOCK * j);
+    u32 pairs[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) {
+      float v[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
+      u32 high[4], low[4], right[2] = {pairs[i] << 16, pairs[i] & 0xFFFF0000u};
+#pragma unroll
+      for (i32 e = 0; e < 4; e++) {
+        high[e] = bits_of(v[e]) & 0xFFFFE000u;
+        low[e] = bits_of(v[e] - from_bits(high[e]));
+      }
+      ptx_mma_m16n8k8_tf32(upper[i % 2], high, right, upper[i % 2]);
+      ptx_mma_m16n8k8_tf32(lower[i % 2], low, right, lower[i % 2]);
+    }
+  }
+#pragma unroll
+  for (i32 i = 0; i < 4; i++) out[i] = (upper[0][i] + upper[1][i]) + (lower[0][i] + lower[1][i]);
+}
+
+// y += records [from, n) of bfloat16 values, each times what it brings to the eight columns of a pass, by tensor cores.
+DEVICE void add_history(const Pipeline &s, const Job &job, i32 tile, i32 from, i32 n, i32 pass, Lane lane, float (&y)[4]) {
+  i32 me = lane_index();
+  const u16 *upper = (const u16 *)brought_at(s, job) + (pass * MAX_COLUMNS + lane.group) * part_stride(s) + 2 * lane.quad, *lower = upper + s.columns * part_stride(s);
+  // Matrix m of a record's values: records 8 (m / 2) on, channels 8 (m % 2) on.
+  const char *values = values_at(s, job) + (me / 16 * 8 + me % 8) * s.value_stride + (tile * TILE + me / 8 % 2 * 8) * 2;
+#pragma unroll 1
+  for (i32 first = from & ~(TILE - 1); first < n; first += TILE) {
+    u32 left[4];
+    ptx_ldmatrix_x4<true>(left, values + first * s.value_stride);
+    u32 high[2] = {*(const u32 *)(upper + first), *(const u32 *)(upper + first + 8)};
+    u32 low[2] = {*(const u32 *)(lower + first), *(const u32 *)(lower + first + 8)};
+    if (first < from || first + TILE > n) {
+      // Not those before; and behind the last is what was there before, which may be no number.
+#pragma unroll
+      for (i32 half = 0; half < 2; half++) {
+        i32 i = first + 8 * half + 2 * lane.quad;
+        u32 mask = (i >= from && i < n ? 0xFFFFu : 0) | (i + 1 >= from && i + 1 < n ? 0xFFFF0000u : 0);
+        left[2 * half] &= mask;
+        left[2 * half + 1] &= mask;
+      }
+    }
+    ptx_mma_m16n8k16_bf16(y, left, high, y);
+    ptx_mma_m16n8k16_bf16(y, left, low, y);
+  }
+}
+
+// A value of a record or token.
+template <bool IS_F32>
+DEVICE float value_at(const char *row, i32 channel) {
+  return IS_F32 ? ((const float *)row)[channel] : from_bf16(((const u16 *)row)[channel]);
+}
+
+// The same in fp32.
+template <bool IS_F32>
+DEVICE void add_history_full(const Pipeline &s, const Job &job, i32 row, i32 from, i32 n, i32 pass, Lane lane, float (&y)[4]) {
+  const float *first = brought_at(s, job) + (pass * MAX_COLUMNS + 2 * lane.quad) * s.products, *second = first + s.products;
+#pragma unroll 2
+  for (i32 i = from; i < n; i++) {
+    const char *values = values_at(s, job) + i * s.value_stride;
+    float low = value_at<IS_F32>(values, row), high = value_at<IS_F32>(values, row + 8);
+    y[0] = fma(first[i], low, y[0]);
+    y[1] = fma(second[i], low, y[1]);
+    y[2] = fma(first[i], high, y[2]);
+    y[3] = fma(second[i], high, y[3]);
+  }
+}
+
+// A part of a tile, which is folded by itself: NC blocks of columns from column on, H halves of eight rows from half on.
+struct Part {
+  i32 column;
+  i32 half;
+};
+
+// Leaves a part of a tile in the stage as a readout finds it there.
+template <i32 FORMAT, bool HIGH, i32 NC, i32 H>
+DEVICE void keep_part(const Tile<NC, H> &t, const State &s, const Job &job, i32 tile, const Part &part, Lane lane) {
+#pragma unroll
+  for (i32 h = 0; h < H; h++) {
+    i32 row = tile * TILE + 8 * (part.half + h) + lane.group;
+    if (row >= s.rows) continue;
+#pragma unroll
+    for (i32 j = 0; j < NC; j++) {
+      i32 element = row * COLUMNS + part.column + BLOCK * j + 8 * lane.quad;
+      const float(&v)[8] = t.v[h][j];
+      if (FORMAT == FORMAT_F32) {
+        float *to = (float *)job.stage + element;
+        ((float4 *)to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+        ((float4 *)to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+      } else {
+        u32 first[4], second[4];
+#pragma unroll
+        for (i32 i = 0; i < 4; i++) {
+          float a = canonical(v[2 * i]), b = canonical(v[2 * i + 1]);
+          u32 ha = high_plane(a), hb = high_plane(b);
+          first[i] = (ha & 0xFFFFu) | hb << 16;
+          second[i] = low_plane(a, ha) | low_plane(b, hb) << 16;
+        }
+        *(uint4 *)(job.stage + element * 2) = make_uint4(first[0], first[1], first[2], first[3]);
+        if (!HIGH) *(uint4 *)(job.stage + (element + s.rows * COLUMNS) * 2) = make_uint4(second[0], second[1], second[2], second[3]);
+      }
+    }
+  }
+}
+
+// S = fma(a, row, S) for the lane's rows, with a row of bfloat16 values.
+template <i32 NC, i32 H>
+DEVICE void rank_one(Tile<NC, H> &t, const char *row, const float (&a)[H], Lane lane) {
+#pragma unroll
+  for (i32 j = 0; j < NC; j++) {
+    uint4 four = *(const uint4 *)(row + 2 * (BLOCK * j + 8 * lane.quad));
+    u32 pairs[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (i32 h = 0; h < H; h++)
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) {
+        t.v[h][j][2 * i] = fma(a[h], pair_low(pairs[i]), t.v[h][j][2 * i]);
+        t.v[h][j][2 * i + 1] = fma(a[h], pair_high(pairs[i]), t.v[h][j][2 * i + 1]);
+      }
+  }
+}
+
+// Decays a tile by one factor: one branch for all of its elements.
+template <i32 NC, i32 H>
+DEVICE void decay_whole(Tile<NC, H> &t, float factor, bool slow) {
+  if (slow) {
+#pragma unroll
+    for (i32 i = 0; i < H * NC * 8; i++) {
+      float &v = t.v[i / (NC * 8)][i / 8 % NC][i % 8];
+      v = fma(v, factor, v);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < H * NC * 8; i++) {
+      float &v = t.v[i / (NC * 8)][i / 8 % NC][i % 8];
+      v = __fmul_rn(v, factor);
+    }
+  }
+}
+
+// Where a tile's checkpoint stands among the records of an item, and how many it takes in.
+struct Folds {
+  i32 from;
+  i32 n;
+};
+
+template <class Family>
+DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job, i32 tile) {
+  if (job.head->kind != ODD) return Folds{job.head->from, job.head->folds};
+  const State &state = params.family.state;
+  i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + tile];
+  return Folds{(i32)(tag - job.item->position + job.item->records),
+               (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
+}
+
+// A part of a tile's checkpoint. Its slot is read each time: registers are for the state.
+template <class Family, i32 FORMAT>
+DEVICE Checkpoint part_of(const typename Family::Params &params, const Job &job, i32 tile, const Part &part) {
+  i64 slot = *(const volatile i64 *)&job.item->slot;
+  Checkpoint at = checkpoint_of(params.family.state, params.family.place.layer, slot, job.number, tile, job.item->seed);
+  at.head += part.column * (FORMAT == FORMAT_F32 ? 4 : 2);
+  at.element += part.column;
+  return at;
+}
+
+// This consumer's parts of a head that folds: records are taken in, and the checkpoint is left in the stage.
+template <class Family, i32 FORMAT, bool HIGH>
+DEVICE void fold_head(const typename Family::Params &params, const Job &job, i32 me, Lane lane) {
+  State state = params.family.state;
+  // What the host has looked at.
+  state.is_vector = 1;
+  state.columns = COLUMNS;
+  constexpr i32 NC = Family::FOLD_BLOCKS, H = Family::FOLD_HALVES, PARTS = BLOCKS / NC * (2 / H);
+#pragma unroll 1
+  for (i32 unit = me; unit < state.tiles * PARTS; unit += params.pipeline.consumers) {
+    i32 tile = unit / PARTS, i = unit % PARTS;
+    Folds f = folds_of_tile<Family>(params, job, tile);
+    Part part = {i % (BLOCKS / NC) * NC * BLOCK, i / (BLOCKS / NC) * H};
+    Tile<NC, H> t;
+    load_tile<FORMAT>(t, state, part_of<Family, FORMAT>(params, job, tile, part), lane, part.half, false);
+    i32 end = f.from + f.n;
+    typename Family::Ahead ahead = Family::look_ahead(params, job, f.n > 0 ? f.from : -1, tile, part, lane);
+#pragma unroll 1
+    for (i32 k = f.from; k < end; k++) {
+      typename Family::Ahead mine = ahead;
+      ahead = Family::look_ahead(params, job, k + 1 < end ? k + 1 : -1, tile, part, lane);
+      Family::take_in(t, params, job, k, tile, part, mine, lane);
+    }
+    if (f.n > 0) {
+      i64 position = job.item->position - job.item->records + end;
+      store_tile<FORMAT>(t, state, part_of<Family, FORMAT>(params, job, tile, part), lane, part.half, position);
+    }
+    keep_part<FORMAT, HIGH>(t, state, job, tile, part, lane);
+  }
+  // The stage's next bytes come by another way.
+  ptx_fence_copies();
+}
+
+// Sets the tags of a head whose parts are all folded.
+template <class Family>
+DEVICE void set_tags(const typename Family::Params &params, const Job &job) {
+  const State &state = params.family.state;
+  i32 tile = lane_index();
+  if (tile >= state.tiles) return;
+  Folds f = folds_of_tile<Family>(params, job, tile);
+  i64 *tags = (i64 *)own_part(state.tags, job.item->slot) + (i64)job.number * state.tiles;
+  if (f.n > 0) tags[tile] = job.item->position - job.item->records + f.from + f.n;
+}
+
+template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
+DEVICE void consume(const typename Family::Params &params) {
+  const Pipeline &s = params.pipeline;
+  Lane lane = lane_of(threadIdx.x);
+  i32 n = items_of_block(s), me = warp_of() - SERVICES, turn = 0;
+  Turn stage, keys, order;
+  Count count;
+#pragma unroll 1
+  for (i32 i = 0; i < n; i++) {
+    ptx_barrier_wait(&barriers().keys_full[keys.place], keys.phase);
+#pragma unroll 1
+    for (i32 h = 0; h < s.heads_per_item; h++) {
+      Job job = job_of(s, count, h, stage.place, keys.place);
+      i32 kind = job.head->kind;
+      bool folds = kind == FOLD || kind == ODD, mine = turn == me;
+      if (folds || mine) {
+        ptx_barrier_wait(&barriers().ready[order.place], order.phase);
+        if (folds) {
+          fold_head<Family, FORMAT, HIGH>(params, job, me, lane);
+          __syncwarp();
+          if (lane_index() == 0) ptx_barrier_arrive(&barriers().folded[order.place]);
+        }
+      }
+      if (mine) {
+        // Once for every head.
+        if (!folds && lane_index() == 0) ptx_barrier_arrive_many(&barriers().folded[order.place], (u32)s.consumers);
+        if (folds) ptx_barrier_wait(&barriers().folded[order.place], order.phase);
+        if (kind == READ || kind == FOLD) {
+          i32 from = job.head->from + (kind == FOLD ? job.head->folds : 0);
+          Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, from, -1, lane);
+        } else if (kind == ODD) {
+#pragma unroll 1
+          for (i32 tile = 0; tile < params.family.state.tiles; tile++) {
+            Folds f = folds_of_tile<Family>(params, job, tile);
+            Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, f.from + f.n, tile, lane);
+          }
+        } else if (kind == ZERO) {
+          Family::zero(params, job);
+        }
+        if (kind <= ODD) Family::record_rest(params, job, HIGH);
+        if (folds) {
+          __syncwarp();
+          set_tags<Family>(params, job);
+        }
+        __syncwarp();
+        if (lane_index() == 0) ptx_barrier_arrive(&barriers().empty[stage.place]);
+      }
+      turn = turn == s.consumers - 1 ? 0 : turn + 1;
+      stage.next(s.stages);
+      order.next(MAX_STAGES);
+    }
+    __syncwarp();
+    if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_empty[keys.place]);
+    keys.next(s.keys);
+    count.next();
+  }
+}
+
+// Brings the block's first checkpoints near before what the launch depends on has ended.
+template <class Family>
+DEVICE void prefetch(const typename Family::Params &params) {
+  const Pipeline &s = params.pipeline;
+  const State &state = params.family.state;
+  const Batch &batch = params.family.batch;
+  i32 i = lane_index();
+  i64 number = blockIdx.x + (i64)(i / s.heads_per_item) * gridDim.x;
+  if (!batch.prefetch || i >= s.stages || number >= s.n_items) return;
+  i64 slot = id_at(batch.slots, number / s.items_per_row);
+  if (slot < 0 || slot >= params.family.slots.n_slots) return;
+  i64 head = Family::head_of(params, (i32)(number % s.items_per_row), i % s.heads_per_item);
+  i64 bytes = (i64)state.rows * COLUMNS * (state.format <= FORMAT_F32 ? 4 : 2);
+  ptx_bulk_prefetch((const char *)own_part(state.checkpoint, slot) + head * bytes, (u32)s.plane_bytes);
+}
+
+template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
+DEVICE void run(const typename Family::Params &params) {
+  const Pipeline &s = params.pipeline;
+  if (threadIdx.x == 0) {
+    Barriers &b = barriers();
+    for (i32 i = 0; i < MAX_STAGES; i++) {
+      ptx_barrier_init(&b.full[i], 1 + WARP);
+      ptx_barrier_init(&b.ready[i], 1);
+      ptx_barrier_init(&b.folded[i], (u32)s.consumers);
+      ptx_barrier_init(&b.empty[i], 1);
+    }
+    for (i32 i = 0; i < MAX_KEYS; i++) {
+      ptx_barrier_init(&b.keys_full[i], 1 + WARP);
+      ptx_barrier_init(&b.keys_empty[i], (u32)s.consumers);
+    }
+    for (i32 i = 0; i < PLANS; i++) {
+      ptx_barrier_init(&b.planned[i], 1);
+    }
+    ptx_barrier_init_fence();
+  }
+  if (warp_of() == PRODUCER) prefetch<Family>(params);
+  wait_for_dependency();
+  __syncthreads();
+  if (warp_of() == PRODUCER) {
+    produce<Family, FORMAT>(params);
+  } else if (warp_of() == WEIGHER) {
+    weigh<Family, HIGH, IS_SINGLE>(params);
+  } else {
+    consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
+  }
+}
+
+}  // namespace decode

@@ -1,0 +1,480 @@
+// Gated DeltaNet: FULL and HIGH steps of one token, or of up to eight, on aligned memory. How it is done stands in ../common/decode.cuh.
+//
+//   u_t = beta_t (v_t - S0 (e^{G_t} kh_t) - sum_{j<t} u_j (e^{G(j,t)} kh_j) . kh_t)
+//   o_t = scale (S0 (e^{G_t} qh_t) + sum_{j<=t} u_j (e^{G(j,t)} kh_j) . qh_t)
+//
+// Keys are k of a key head; queries its q; columns both of them, raw, and scaled by their norms afterwards; values are u, and where records are
+// folded v.
+//
+// INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL. INSTANCE_SINGLE: whether steps have one token.
+#include "../common/decode.cuh"
+
+namespace decode {
+
+template <i32 FORMAT_, bool HIGH_>
+struct Delta {
+  typedef DeltaDecodeParams Params;
+  // u is as precise as the readout.
+  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, FOLD_BLOCKS = 4, FOLD_HALVES = FORMAT_ == FORMAT_BF16 ? 1 : 2, IS_SCALED = 0, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
+
+  // v of the record that is taken in next.
+  struct Ahead {
+    float v[FOLD_HALVES];
+  };
+
+  static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * 2; }
+  static DEVICE i64 key_bytes(const Params &p) { return p.family.k.token * 2; }
+  static DEVICE i64 query_bytes(const Params &p) { return p.family.q.token * 2; }
+
+  // Columns: k and q of one token next to each other; of up to FEW tokens k in front of q; of more k in eight, q in the next eight.
+  static DEVICE i32 token_of(i32 column, i32 len) { return column % (len <= FEW ? FEW : (i32)MAX_TOKENS); }
+
+  // Items of a row: parts of the value heads of a key head, one key head after the other.
+  static DEVICE i32 key_head(const Params &p, i32 item) { return item / (p.pipeline.items_per_row / p.family.qk_heads); }
+  static DEVICE i32 head_of(const Params &p, i32 item, i32 h) {
+    i32 key = key_head(p, item), each = p.family.state.heads / p.family.qk_heads;
+    i32 within = item % (p.pipeline.items_per_row / p.family.qk_heads) * p.pipeline.heads_per_item + h;
+    return p.family.is_tiled ? key + within * p.family.qk_heads : key * each + within;
+  }
+
+  // What a gate makes of its input, of a head with a = exp(A_log).
+  static DEVICE float gate_of(const DeltaParams &p, float a, float x) {
+    if (p.gate == GATE_SOFTPLUS) return -__fmul_rn(a, softplus(x));
+    if (p.gate == GATE_LOWER_BOUND) return __fmul_rn(p.lower_bound, sigmoid(__fmul_rn(a, x)));
+    return x;
+  }
+
+  // Plans one head of an item; a lane each, the heads of an item next to each other.
+  static DEVICE void plan_head(const Params &params, i64 number, i32 h, Item &item, Head &to, float2 *gates) {
+    const DeltaParams &p = params.family;
+    const Pipeline &pipeline = params.pipeline;
+    const State &s = p.state;
+    i64 row = number / pipeline.items_per_row;
+    i32 within = (i32)(number - row * pipeline.items_per_row);
+    bool exists = number >= 0 && h < pipeline.heads_per_item;
+    i32 first = exists ? head_of(params, within, 0) : 0, head = exists ? head_of(params, within, h) : 0;
+    Row r = {};
+    i32 kind = NOTHING, from = 0, folds = 0;
+    i64 position = 0, oldest = 0;
+    if (exists) {
+      r = resolve(p.slots, p.batch, row, p.place, head == 0);
+      kind = r.span.len == 0 ? NOTHING : r.live ? READ : p.batch.keep_null_outputs ? NOTHING : ZERO;
+      to.out = span_at(r.span, p.out, 0, head);
+    }
+    i64 flush_before = 0;
+    i32 flush = 0;
+    if (kind == READ) {
+      const Cursor &cursor = p.slots.cursors[r.ring];
+      position = cursor.position;
+      flush_before = cursor.flush_before;
+      flush = p.batch.flush ? p.batch.flush[row] : 0;
+      float a = 1.0f, bias = 0.0f;
+      if (p.a_log.data) a = load_one(tensor_at(p.a_log, 0, 0, head), p.a_log.dtype);
+      if (p.dt_bias.data) bias = load_one(tensor_at(p.dt_bias, 0, 0, head), p.dt_bias.dtype);
+      const i64 *tags = (const i64 *)own_part(s.tags, r.slot) + (i64)head * s.tiles;
+      i64 tag = tags[0];
+      oldest = tag;
+      bool bad = false, odd = false;
+#pragma unroll 4
+      for (i32 t = 0; t < s.tiles; t++) {
+        i64 other = tags[t];
+        bad = bad || !tag_is_valid(p.slots, position, other);
+        odd = odd || other != tag;
+        oldest = min(oldest, other);
+      }
+      if (p.a_log.data) a = exp(a);
+#pragma unroll 1
+      for (i32 t = 0; t < (i32)r.span.len; t++) {
+        float x = load_one(span_at(r.span, p.g, t, head), p.g.dtype), beta = load_one(span_at(r.span, p.beta, t, head), p.beta.dtype);
+        if (p.dt_bias.data) x = __fadd_rn(x, bias);
+        gates[t] = make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, gate_of(p, a, x));
+      }
+      if (bad) {
+        fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
+        kind = ZERO;
+        oldest = position;
+      } else {
+        folds = (i32)folds_of(p.slots, position, tag, r.span.len, flush_before, flush);
+        kind = odd ? ODD : folds > 0 ? FOLD : READ;
+        from = (i32)(position - tag);
+      }
+      i64 elements = (i64)s.rows * COLUMNS, record = (i64)head * p.ring_rows;
+      to.checkpoint = (const char *)own_part(s.checkpoint, r.slot) + head * elements * (s.format <= FORMAT_F32 ? 4 : 2);
+      to.value_ring = (char *)own_part(p.ring_u, r.ring) + record * s.rows * VALUE_BYTES;
+      to.raw_ring = (char *)own_part(p.ring_v, r.ring) + record * s.rows * 2;
+      to.gate_ring = (char *)own_part(p.ring_g, r.ring) + record * 4;
+      to.beta_ring = (char *)own_part(p.ring_beta, r.ring) + record * 4;
+      to.value = span_at(r.span, p.v, 0, head);
+    }
+    // The oldest of the item's heads.
+    i32 records = (i32)(position - oldest);
+    bool works = kind <= ODD;
+#pragma unroll
+    for (i32 other = 1; other < MAX_HEADS; other *= 2) {
+      records = max(records, __shfl_xor_sync(0xFFFFFFFFu, records, other));
+      works = __shfl_xor_sync(0xFFFFFFFFu, (i32)works, other) || works;
+    }
+    to.kind = (i16)kind;
+    to.from = (i16)(records - from);
+    to.folds = (i16)folds;
+    if (h != 0) return;
+    item.has_work = works;
+    item.head = first;
+    item.step = p.is_tiled ? p.qk_heads : 1;
+    item.records = records;
+    item.len = (i32)r.span.len;
+    if (!works) return;
+    // A head that cannot be worked on may be the first.
+    const Cursor &cursor = p.slots.cursors[r.ring];
+    i64 key = key_head(params, within);
+    item.slot = r.slot;
+    item.position = cursor.position;
+    item.flush_before = flush_before;
+    item.seed = cursor.seed;
+    item.flush = flush;
+    item.at = (i32)(item.position % p.ring_rows);
+    item.first = item.at - records;
+    if (item.first < 0) item.first += p.ring_rows;
+    item.key_ring = (const char *)own_part(p.ring_k, r.ring) + key * p.ring_rows * ROW_BYTES;
+    item.norm_ring = (char *)own_part(p.ring_norm, r.ring) + key * p.ring_rows * 4;
+    item.key = span_at(r.span, p.k, 0, key);
+    item.query = span_at(r.span, p.q, 0, key);
+  }
+
+  // Reciprocal norms: of records and tokens, then of queries.
+  static DEVICE float *norms_at(const Pipeline &s, char *keys) { return (float *)(keys + s.at_norms); }
+
+  static DEVICE void bring_norms(const Params &p, const Item &item, char *to) {
+#pragma unroll 1
+    for (i32 i = lane_index(); i < item.records; i += WARP) {
+      i32 row = item.first + i;
+      if (row >= p.family.ring_rows) row -= p.family.ring_rows;
+      ptx_copy4(norms_at(p.pipeline, to) + i, item.norm_ring + row * 4);
+    }
+  }
+
+  static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
+    float2 *to = gates_at(p.pipeline, job) + i;
+    ptx_copy4(&to->x, job.head->beta_ring + row * 4);
+    ptx_copy4(&to->y, job.head->gate_ring + row * 4);
+  }
+
+  static DEVICE const u16 *own_v(const Pipeline &s, const Job &job, i32 t) { return (const u16 *)(job.stage + s.at_z + t * s.value_stride); }
+
+  static DEVICE void bring_token(const Params &p, const Job &job, i32 t, u64 *full) {
+    ptx_bulk_copy((char *)own_v(p.pipeline, job, t), job.head->value + t * p.family.v.token * 2, (u32)token_bytes(p), full);
+  }
+
+  // The lane's own eight values of the column of a pass that it has; of some token where there is no such column.
+  template <bool IS_SINGLE>
+  static DEVICE const char *column_of(const Pipeline &s, const Job &job, i32 pass, Lane lane) {
+    i32 len = job.item->len, c = lane.group;
+    bool is_q = IS_SINGLE ? c % 2 != 0 : len <= FEW ? c >= FEW : pass != 0;
+    i32 t = IS_SINGLE ? 0 : min(token_of(c, len), len - 1);
+    return job.keys + (is_q ? s.at_queries + t * ROW_BYTES : (job.item->records + t) * ROW_BYTES) + 16 * lane.quad;
+  }
+
+  static DEVICE i32 passes_of(i32 len) { return len <= FEW ? 1 : 2; }
+
+  // Reciprocal norm of a row of keys, in the canonical order; a warp's work.
+  static DEVICE float norm_of(const DeltaParams &p, const char *row) {
+    if (!p.has_norm) return 1.0f;
+    float c = 0.0f;
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++) {
+      float v = from_bf16(((const u16 *)row)[BLOCK * j + lane_index()]);
+      c = fma(v, v, c);
+    }
+    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 4));
+    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 2));
+    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 1));
+    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 8));
+    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 16));
+    return rsqrt(__fadd_rn(c, p.eps));
+  }
+
+  template <bool IS_SINGLE>
+  static DEVICE void weigh_item(const Params &p, const Job &job) {
+    const Pipeline &s = p.pipeline;
+    Lane lane = lane_of(threadIdx.x);
+    i32 len = job.item->len, n = job.item->records;
+    float *norms = norms_at(s, job.keys);
+#pragma unroll 1
+    for (i32 t = 0; t < len; t++) {
+      float of_k = norm_of(p.family, job.keys + (n + t) * ROW_BYTES), of_q = norm_of(p.family, job.keys + s.at_queries + t * ROW_BYTES);
+      if (lane_index() == 0) {
+        norms[n + t] = of_k;
+        norms[s.history + t] = of_q;
+      }
+    }
+#pragma unroll 1
+    for (i32 pass = 0; pass < passes_of(len); pass++)
+      weigh_keys(s, job, column_of<IS_SINGLE>(s, job, pass, lane), products_at(s, job) + pass * MAX_COLUMNS * s.products);
+    __syncwarp();
+    // Of normalised keys and queries.
+    i32 columns = IS_SINGLE ? (i32)SINGLE_COLUMNS : passes_of(len) * MAX_COLUMNS;
+#pragma unroll 1
+    for (i32 c = 0; c < columns; c++) {
+      float factor = column_norm<IS_SINGLE>(s, job, c);
+#pragma unroll 1
+      for (i32 i = lane_index(); i < n + len; i += WARP) products_at(s, job)[c * s.products + i] *= norms[i] * factor;
+    }
+  }
+
+  template <bool IS_SINGLE>
+  static DEVICE float column_norm(const Pipeline &s, const Job &job, i32 column) {
+    i32 len = job.item->len, t = IS_SINGLE ? 0 : min(token_of(column, len), len - 1);
+    bool is_q = IS_SINGLE ? column % 2 != 0 : column >= (len <= FEW ? (i32)FEW : (i32)MAX_COLUMNS);
+    return norms_at(s, job.keys)[is_q ? s.history + t : job.item->records + t];
+  }
+
+  template <bool HIGH, bool IS_SINGLE>
+  static DEVICE void weigh_head(const Params &p, const Job &job) {
+    weigh_records<Delta, HIGH, IS_SINGLE>(p.pipeline, job, passes_of(job.item->len) * MAX_COLUMNS);
+  }
+
+  static DEVICE Ahead look_ahead(const Params &params, const Job &job, i32 i, i32 tile, const Part &part, Lane lane) {
+    Ahead ahead = {};
+    if (i < 0) return ahead;
+    const DeltaParams &p = params.family;
+    i32 row = job.item->first + i, channel = tile * TILE + 8 * part.half + lane.group;
+    if (row >= p.ring_rows) row -= p.ring_rows;
+    const u16 *v = (const u16 *)job.head->raw_ring + row * p.state.rows + channel;
+#pragma unroll
+    for (i32 h = 0; h < FOLD_HALVES; h++)
+      if (channel + 8 * h < p.state.rows) ahead.v[h] = from_bf16(v[8 * h]);
+    return ahead;
+  }
+
+  // Takes record i into a part of a tile.
+  static DEVICE void take_in(Tile<FOLD_BLOCKS, FOLD_HALVES> &t, const Params &params, const Job &job, i32 i, i32 tile, const Part &part,
+                             const Ahead &mine, Lane lane) {
+    const Pipeline &s = params.pipeline;
+    float2 gate = gates_at(s, job)[i];
+    float norm = norms_at(s, job.keys)[i];
+    decay_whole(t, gate.y, slow_at(s, job)[i / WARP] >> i % WARP & 1);
+    const char *row = job.keys + i * ROW_BYTES + 16 * lane.quad;
+    // The key is decoded twice: there are not registers for it and the tile.
+    float classes[FOLD_HALVES][8] = {}, u[FOLD_HALVES];
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++) {
+      float key[8];
+      key_of(row, j, norm, key);
+#pragma unroll
+      for (i32 h = 0; h < FOLD_HALVES; h++)
+#pragma unroll
+        for (i32 e = 0; e < 8; e++) classes[h][e] = fma(t.v[h][j][e], key[e], classes[h][e]);
+    }
+#pragma unroll
+    for (i32 h = 0; h < FOLD_HALVES; h++) u[h] = __fmul_rn(gate.x, __fsub_rn(mine.v[h], sum_classes(classes[h])));
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++) {
+      float key[8];
+      key_of(row, j, norm, key);
+#pragma unroll
+      for (i32 h = 0; h < FOLD_HALVES; h++)
+#pragma unroll
+        for (i32 e = 0; e < 8; e++) t.v[h][j][e] = fma(u[h], key[e], t.v[h][j][e]);
+    }
+  }
+
+  // The lane's eight values of block j of a normalised key.
+  static DEVICE void key_of(const char *row, i32 j, float norm, float (&key)[8]) {
+    uint4 four = *(const uint4 *)(row + 2 * BLOCK * j);
+    u32 pairs[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (i32 e = 0; e < 8; e++) key[e] = __fmul_rn(e % 2 == 0 ? pair_low(pairs[e / 2]) : pair_high(pairs[e / 2]), norm);
+  }
+
+  static DEVICE void zero(const Params &p, const Job &job) {
+    const Tensor &out = p.family.out;
+    for (i32 t = 0; t < job.item->len; t++)
+      for (i32 i = lane_index(); i < p.family.state.rows; i += WARP)
+        store_one(job.head->out + (t * out.token + i) * size_of(out.dtype), out.dtype, 0.0f);
+  }
+
+  // Output and records of token t at a channel.
+  static DEVICE void put(const Params &params, const Job &job, i32 t, i32 channel, u16 v, float u, float o) {
+    const DeltaParams &p = params.family;
+    i32 at = job.item->at + t;
+    if (at >= p.ring_rows) at -= p.ring_rows;
+    i32 record = at * p.state.rows + channel;
+    ((u16 *)job.head->raw_ring)[record] = v;
+    if (HIGH_) {
+      ((u16 *)job.head->value_ring)[record] = to_bf16(u);
+    } else {
+      ((float *)job.head->value_ring)[record] = canonical(u);
+    }
+    store_one(job.head->out + (t * p.out.token + channel) * size_of(p.out.dtype), p.out.dtype, __fmul_rn(p.scale, o));
+  }
+
+  // Outputs of a head, or of one of its tiles, and records of v and u.
+  template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
+  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 only, Lane lane) {
+    i32 first = only < 0 ? 0 : only, end = only < 0 ? params.family.state.tiles : only + 1;
+    if (IS_SINGLE) {
+#pragma unroll 1
+      for (i32 tile = first; tile < end; tile += 4) read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), lane);
+    } else {
+      read_tiles<FORMAT>(params, job, from, first, end, lane);
+    }
+  }
+
+  // One token: the products of four tiles with k and q, of two channels a lane: lane.group and the eighth behind it of tile lane.quad.
+  template <i32 FORMAT>
+  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, Lane lane) {
+    const DeltaParams &p = params.family;
+    const Pipeline &s = params.pipeline;
+    const State &state = p.state;
+    i32 n = job.item->records;
+    const char *column = column_of<true>(s, job, 0, lane);
+    // Of both channels with k and with q.
+    float y[4] = {};
+#pragma unroll 1
+    for (i32 tile = 0; tile < n_tiles; tile++) {
+      i32 row = (first + tile) * TILE + lane.group;
+      float seen[4];
+      if (HIGH_) {
+        const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
+        multiply(low, low + 8 * ROW_BYTES, column, seen);
+      } else {
+        multiply_full<FORMAT>(state, job.stage, row, column, lane, seen);
+      }
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) y[i] = tile == lane.quad ? seen[i] : y[i];
+    }
+    float elapsed = elapsed_at(s, job)[from], of_k = column_norm<true>(s, job, 0) * elapsed, of_q = column_norm<true>(s, job, 1) * elapsed;
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) y[i] *= i % 2 == 0 ? of_k : of_q;
+    i32 channel = (first + lane.quad) * TILE + lane.group;
+    bool has_first = lane.quad < n_tiles && channel < state.rows, has_second = has_first && channel + 8 < state.rows;
+    i32 at = has_first ? channel : 0, second = has_second ? 8 : 0;
+    const float2 *brought = (const float2 *)brought_at(s, job);
+#pragma unroll 4
+    for (i32 i = from; i < n; i++) {
+      const char *row = values_at(s, job) + i * s.value_stride;
+      float u[2] = {value_at<!HIGH_>(row, at), value_at<!HIGH_>(row, at + second)};
+      float2 weight = brought[i];
+      y[0] = fma(weight.x, u[0], y[0]);
+      y[1] = fma(weight.y, u[0], y[1]);
+      y[2] = fma(weight.x, u[1], y[2]);
+      y[3] = fma(weight.y, u[1], y[3]);
+    }
+    float beta = job.gates[0].x, own = brought[n].y;
+#pragma unroll
+    for (i32 h = 0; h < 2; h++) {
+      if (h == 0 ? !has_first : !has_second) continue;
+      u16 v = own_v(s, job, 0)[channel + 8 * h];
+      float u = beta * (from_bf16(v) - y[2 * h]);
+      put(params, job, 0, channel + 8 * h, v, u, fma(own, u, y[2 * h + 1]));
+    }
+  }
+
+  // What token i of the step brings to a column.
+  static DEVICE float own_weight(const Pipeline &s, const Job &job, i32 column, i32 i) {
+    i32 at = job.item->records + i;
+    if (!HIGH_) return brought_at(s, job)[column * s.products + at];
+    const u16 *upper = (const u16 *)brought_at(s, job) + column * part_stride(s) + at, *lower = upper + s.columns * part_stride(s);
+    return from_bf16(*upper) + from_bf16(*lower);
+  }
+
+  template <i32 FORMAT>
+  static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
+    const DeltaParams &p = params.family;
+    const Pipeline &s = params.pipeline;
+    const State &state = p.state;
+    i32 len = job.item->len, n = job.item->records, passes = passes_of(len);
+    float elapsed = elapsed_at(s, job)[from], *sums = sums_at(s);
+#pragma unroll 1
+    for (i32 pass = 0; pass < passes; pass++) {
+      const char *column = column_of<false>(s, job, pass, lane);
+      i32 c = pass * MAX_COLUMNS + 2 * lane.quad;
+      float of[2];
+#pragma unroll
+      for (i32 i = 0; i < 2; i++)
+        of[i] = elapsed * column_norm<false>(s, job, c + i) * decays_at(s, job)[min(token_of(c + i, len), len - 1)];
+#pragma unroll 1
+      for (i32 tile = first; tile < end; tile++) {
+        i32 row = tile * TILE + lane.group;
+        float y[4];
+        if (HIGH_) {
+          const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
+          multiply(low, low + 8 * ROW_BYTES, column, y);
+        } else {
+          multiply_full<FORMAT>(state, job.stage, row, column, lane, y);
+        }
+#pragma unroll
+        for (i32 i = 0; i < 4; i++) y[i] *= of[i % 2];
+        if (HIGH_) {
+          add_history(s, job, tile, from, n, pass, lane, y);
+        } else {
+          add_history_full<true>(s, job, row, from, n, pass, lane, y);
+        }
+#pragma unroll
+        for (i32 i = 0; i < 4; i++) {
+          i32 channel = row + i / 2 * 8;
+          if (channel < state.rows) sums[(c + i % 2) * s.sums + channel] = y[i];
+        }
+      }
+    }
+    __syncwarp();
+    // By forward substitution, a channel a lane.
+    i32 last = min(end * (i32)TILE, state.rows), queries = len <= FEW ? (i32)FEW : (i32)MAX_COLUMNS;
+#pragma unroll 1
+    for (i32 channel = first * TILE + lane_index(); channel < last; channel += WARP) {
+      float u[MAX_TOKENS];
+#pragma unroll
+      for (i32 t = 0; t < MAX_TOKENS; t++) {
+        if (t >= len) break;
+        float seen = sums[t * s.sums + channel], o = sums[(queries + t) * s.sums + channel];
+#pragma unroll
+        for (i32 i = 0; i < t; i++) {
+          seen = fma(own_weight(s, job, t, i), u[i], seen);
+          o = fma(own_weight(s, job, queries + t, i), u[i], o);
+        }
+        u16 v = own_v(s, job, t)[channel];
+        u[t] = job.gates[t].x * (from_bf16(v) - seen);
+        put(params, job, t, channel, v, u[t], fma(own_weight(s, job, queries + t, t), u[t], o));
+      }
+    }
+    // Sums are written again.
+    __syncwarp();
+  }
+
+  // The rest of the tokens' records: g and beta of the head; k and its norm, if it is the first of its key head. Statistics, once for all heads
+  // of a row.
+  static DEVICE void record_rest(const Params &params, const Job &job, bool high) {
+    const DeltaParams &p = params.family;
+    const State &s = p.state;
+    i32 len = job.item->len, lane = lane_index(), n = job.item->records;
+    bool leads = p.is_tiled ? job.number < p.qk_heads : job.number % (s.heads / p.qk_heads) == 0;
+    if (lane < len) {
+      i32 at = job.item->at + lane;
+      if (at >= p.ring_rows) at -= p.ring_rows;
+      ((float *)job.head->beta_ring)[at] = canonical(job.gates[lane].x);
+      ((float *)job.head->gate_ring)[at] = canonical(job.gates[lane].y);
+      if (leads) ((float *)job.item->norm_ring)[at] = canonical(norms_at(params.pipeline, job.keys)[n + lane]);
+    }
+    if (leads) {
+#pragma unroll 1
+      for (i32 t = 0; t < len; t++) {
+        i32 at = job.item->at + t;
+        if (at >= p.ring_rows) at -= p.ring_rows;
+        ((u64 *)(job.item->key_ring + at * ROW_BYTES))[lane] = ((const u64 *)(job.keys + (n + t) * ROW_BYTES))[lane];
+      }
+    }
+    if (job.number != 0 || lane != 0) return;
+    bool folded = job.head->kind == FOLD;
+    u64 elements = (u64)s.heads * s.rows * s.columns, state = elements * (s.format <= FORMAT_F32 ? 4 : 2);
+    u64 keys = (u64)p.qk_heads * (s.columns * 2 + 4) + (u64)s.heads * 4, values = (u64)s.heads * (s.rows * 2 + 4);
+    u64 u = (u64)s.heads * s.rows * VALUE_BYTES, folds = (u64)(folded ? job.head->folds : 0);
+    tally(p.slots, folded ? (u64)s.heads * s.tiles : 0, high && !folded && s.format == FORMAT_SPLIT32 ? elements * 2 : state,
+          folded ? state : 0, folds * (keys + values) + ((u64)n - folds) * (keys + u), (u64)len * (keys + values + u));
+  }
+};
+
+}  // namespace decode
+
+extern "C" __global__ void __launch_bounds__(384, 1) replayssm_kernel(const __grid_constant__ DeltaDecodeParams p) {
+  decode::run<decode::Delta<INSTANCE_FORMAT, INSTANCE_HIGH>, INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_SINGLE>(p);
+}
