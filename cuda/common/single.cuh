@@ -1,0 +1,340 @@
+// Steps and extends of one token a row by serial arithmetic, of states with 128 columns whose vectors all begin at multiples of 16 bytes. A
+// block works on the tiles of one head (or a part of them) of one row, a warp on a tile, which it asks for as soon as it knows the slot: all
+// of it is under way while positions, tags, records and gates are looked at. Everything that a warp needs of those it keeps in its lanes.
+//
+// Lane l holds the rows 4 (l / 8) .. + 3 of a tile; of each, the columns 32 j + 4 (l % 8) .. + 3 of every block j of 32: 16 bytes of an fp32
+// checkpoint, of which eight lanes ask for whole lines, and four classes of the canonical dot product.
+#pragma once
+#include "block.cuh"
+
+namespace single {
+
+enum : i32 {
+  COLUMNS = 128,
+  BLOCKS = COLUMNS / BLOCK,
+  ROWS = 4,
+  WIDE = 4,
+  // Lanes that share a row.
+  SHARE = WARP / (TILE / ROWS),
+  // Of a block at most.
+  CHANNELS = MAX_WARPS * TILE,
+  // Eight elements at a time: of a row of columns.
+  UNITS = COLUMNS / 8,
+};
+
+// ---- What a block is to do, the same in every thread but for the tile ----
+
+struct Item {
+  i32 head;
+  i32 part;
+  i32 channels;
+  i64 row;
+  i64 slot;
+  i64 ring;
+  Span span;
+  bool live;
+  Checkpoint tile;
+};
+
+DEVICE i32 first_channel(const State &s, const Item &item) { return item.part * s.warps * TILE; }
+
+// The block's item, with slot and ring of its row. All that can be asked for at once is.
+DEVICE Item item_of(const Slots &slots, const Batch &batch, const Place &place, const State &s) {
+  Item item;
+  u32 index = blockIdx.x, parts = (u32)s.parts, heads = (u32)s.heads;
+  item.part = parts > 1 ? (i32)(index % parts) : 0;
+  if (parts > 1) index /= parts;
+  item.head = (i32)(index % heads);
+  item.row = index / heads;
+  item.channels = min(s.rows - first_channel(s, item), s.warps * (i32)TILE);
+  item.slot = id_at(batch.slots, item.row);
+  item.ring = id_at(batch.rings, item.row);
+  bool report = item.head == 0 && item.part == 0 && threadIdx.x == 0, fine = true;
+  if (batch.tokens >= 0) {
+    item.span = Span{item.row, 0, batch.tokens};
+  } else {
+    i64 begin = batch.cu_seqlens[item.row], end = batch.cu_seqlens[item.row + 1];
+    i64 first = min(max(begin, 0ll), batch.n_tokens), last = min(max(end, first), batch.n_tokens);
+    if (first != begin || last != end || last - first > batch.max_tokens) {
+      if (report) fault(slots, FAULT_LENGTH, item.row, item.row, place.pool, place.layer);
+      fine = false;
+    }
+    item.span = Span{0, first, last - first};
+  }
+  bool null = item.slot < 0 || (batch.has_null_id && item.slot == batch.null_id);
+  item.live = !null && pair_of(slots, item.slot, item.ring, item.row, place, report) && fine;
+  return item;
+}
+
+// Writes zeros to a row's outputs: a block's channels of all its tokens.
+DEVICE void zero_outputs(const Tensor &out, const State &s, const Item &item) {
+#pragma unroll 1
+  for (i64 t = 0; t < item.span.len; t++)
+#pragma unroll 1
+    for (i32 i = threadIdx.x; i < item.channels; i += blockDim.x)
+      store_one(span_at(item.span, out, t, item.head) + (first_channel(s, item) + i) * size_of(out.dtype), out.dtype, 0.0f);
+}
+
+// A number below 2^31 from the largest or the smallest of all lanes.
+DEVICE i32 largest(i32 x) {
+#pragma unroll
+  for (i32 i = 1; i < WARP; i *= 2) x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, i));
+  return x;
+}
+
+// A position modulo a number below 2^16, without a division of 64 bits: those are calls, which a tile in registers does not survive.
+DEVICE i32 modulo(i64 position, i32 n) {
+  u32 m = (u32)n, high = (u32)((u64)position >> 32) % m, low = (u32)position % m;
+  // 2^32 modulo n.
+  u32 carry = (0xFFFFFFFFu % m + 1) % m;
+  return (i32)((high * carry + low) % m);
+}
+
+// folds_of for a token, of a tag that is valid.
+DEVICE i32 folds_of_token(const Slots &slots, i64 position, i64 tag, i64 flush_before, bool flush) {
+  i64 limit = position - slots.keep;
+  i32 foldable = (i32)(limit - tag);
+  if (foldable <= 0) return 0;
+  if (flush || (tag < flush_before && flush_before <= limit)) return foldable;
+  if (slots.schedule == SCHEDULE_BY_POSITION) return max(foldable - modulo(limit, slots.window - slots.max_step_tokens + 1), 0);
+  return foldable + 1 > slots.window ? foldable : 0;
+}
+
+// Where tiles stand and will stand, in tokens before the row's position (behind it: negative).
+struct Stand {
+  i64 position;
+  u64 seed;
+  i32 held;        // records since the oldest tag of the block
+  i32 from;        // of them, the first that this tile takes in
+  i32 stop;        // of them and the token behind them, where the checkpoint is stored; 0: nowhere
+  i32 first_held;  // records that the block's first tile takes in
+  bool folds;      // whether some tile's tag moves
+};
+
+// Reads the tags of all tiles of the block, a lane each. False: one of them cannot be trusted. Nobody may set a tag before all have read
+// them: a barrier is the caller's.
+DEVICE bool stand_of(const Slots &slots, const Batch &batch, const State &s, const Item &item, bool extend, Stand &stand) {
+  i32 lane = lane_index(), n = min(s.tiles - item.part * s.warps, s.warps);
+  const Cursor &c = slots.cursors[item.ring];
+  bool exists = lane < n;
+  i64 tag = item.tile.tag[exists ? lane - warp_of() : -warp_of()];
+  i64 position = c.position, flush_before = c.flush_before;
+  bool flush = batch.flush ? batch.flush[item.row] : 0;
+  stand.position = position;
+  stand.seed = c.seed;
+  bool bad = exists && !tag_is_valid(slots, position, tag);
+  if (__ballot_sync(0xFFFFFFFFu, bad)) return false;
+  i32 held = exists ? (i32)(position - tag) : 0;
+  i32 folds = extend ? held + 1 : exists ? folds_of_token(slots, position, tag, flush_before, flush) : 0;
+  stand.held = largest(held);
+  stand.folds = __ballot_sync(0xFFFFFFFFu, exists && folds > 0) != 0;
+  stand.first_held = __shfl_sync(0xFFFFFFFFu, held, 0);
+  i32 own = __shfl_sync(0xFFFFFFFFu, held, warp_of()), own_folds = __shfl_sync(0xFFFFFFFFu, folds, warp_of());
+  stand.from = stand.held - own;
+  stand.stop = own_folds > 0 ? stand.from + own_folds : 0;
+  return true;
+}
+
+// Row i of those that begin at a row.
+DEVICE i32 row_behind(i32 first, i32 i, i32 rows) {
+  i32 row = first + i;
+  return row < rows ? row : row - rows;
+}
+
+// A record in a ring: block (head or group) b.
+DEVICE char *record_in(const Component &c, i64 ring, i64 block, i32 row, i32 rows, i32 bytes) {
+  return (char *)own_part(c, ring) + (block * rows + row) * bytes;
+}
+
+// ---- A tile in registers ----
+
+struct Lane4 {
+  i32 row;     // the first of the tile's rows that this lane holds
+  i32 column;  // of every block
+};
+
+DEVICE Lane4 lane4_of() { return Lane4{ROWS * (lane_index() / SHARE), WIDE * (lane_index() % SHARE)}; }
+
+struct Cells {
+  float v[ROWS][BLOCKS][WIDE];
+};
+
+DEVICE void put_words(float (&v)[WIDE], u32 a, u32 b, u32 c, u32 d) {
+  v[0] = from_bits(a), v[1] = from_bits(b), v[2] = from_bits(c), v[3] = from_bits(d);
+}
+
+// Asks for a tile, which comes as it lies in memory: of fp32 a word for an element, of SPLIT32 two words of the high plane and two of the
+// low one, of bfloat16 two words. Lanes whose rows there are not read others, and must not use them.
+template <i32 FORMAT>
+DEVICE void ask(Cells &t, const State &s, const Checkpoint &c) {
+  Lane4 lane = lane4_of();
+  i64 first = (i64)(lane.row < c.rows ? c.first + lane.row : 0) * COLUMNS + lane.column;
+  if (FORMAT == FORMAT_F32) {
+    const char *at = c.head + first * 4;
+#pragma unroll
+    for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++) {
+        uint4 w = *(const uint4 *)(at + (r * COLUMNS + j * BLOCK) * 4);
+        put_words(t.v[r][j], w.x, w.y, w.z, w.w);
+      }
+  } else {
+    const char *at = c.head + first * 2, *low = at + (i64)s.rows * COLUMNS * 2;
+#pragma unroll
+    for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++) {
+        uint2 high = *(const uint2 *)(at + (r * COLUMNS + j * BLOCK) * 2), rest = {};
+        if (FORMAT == FORMAT_SPLIT32) rest = *(const uint2 *)(low + (r * COLUMNS + j * BLOCK) * 2);
+        put_words(t.v[r][j], high.x, high.y, rest.x, rest.y);
+      }
+  }
+}
+
+// What has arrived becomes fp32, in its place: there are no registers for two of them.
+template <i32 FORMAT>
+DEVICE void arrived(Cells &t) {
+#pragma unroll
+  for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++) {
+      float(&v)[WIDE] = t.v[r][j];
+      u32 w[WIDE] = {bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])};
+#pragma unroll
+      for (i32 e = 0; e < WIDE; e++) {
+        if (FORMAT == FORMAT_F32)
+          v[e] = from_bits(w[e]);
+        else if (FORMAT == FORMAT_SPLIT32)
+          v[e] = join(e % 2 ? w[e / 2] >> 16 : w[e / 2] & 0xFFFFu, e % 2 ? w[2 + e / 2] >> 16 : w[2 + e / 2]);
+        else
+          v[e] = from_bits(e % 2 ? w[e / 2] & 0xFFFF0000u : w[e / 2] << 16);
+      }
+    }
+}
+
+// Stores a tile. Of bfloat16 it becomes what was stored.
+template <i32 FORMAT>
+DEVICE void store(Cells &t, const State &s, const Checkpoint &c) {
+  Lane4 lane = lane4_of();
+  if (lane.row >= c.rows) return;
+  i64 first = (i64)(c.first + lane.row) * COLUMNS + lane.column;
+  char *at = c.head + first * (FORMAT == FORMAT_F32 ? 4 : 2), *low = at + (i64)s.rows * COLUMNS * 2;
+#pragma unroll
+  for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++) {
+      float(&v)[WIDE] = t.v[r][j];
+      if constexpr (FORMAT == FORMAT_F32) {
+        *(float4 *)(at + (r * COLUMNS + j * BLOCK) * 4) =
+            make_float4(canonical(v[0]), canonical(v[1]), canonical(v[2]), canonical(v[3]));
+      } else {
+        u32 words[2], second[2];
+#pragma unroll
+        for (i32 i = 0; i < 2; i++) {
+          if (FORMAT == FORMAT_SPLIT32) {
+            float a = canonical(v[2 * i]), b = canonical(v[2 * i + 1]);
+            u32 ha = high_plane(a), hb = high_plane(b);
+            words[i] = (ha & 0xFFFFu) | hb << 16;
+            second[i] = low_plane(a, ha) | low_plane(b, hb) << 16;
+          } else {
+            words[i] = to_bf16(v[2 * i]) | (u32)to_bf16(v[2 * i + 1]) << 16;
+            v[2 * i] = from_bits(words[i] << 16);
+            v[2 * i + 1] = from_bits(words[i] & 0xFFFF0000u);
+          }
+        }
+        *(uint2 *)(at + (r * COLUMNS + j * BLOCK) * 2) = make_uint2(words[0], words[1]);
+        if (FORMAT == FORMAT_SPLIT32) *(uint2 *)(low + (r * COLUMNS + j * BLOCK) * 2) = make_uint2(second[0], second[1]);
+      }
+    }
+}
+
+// A lane's columns of a row of floats in shared memory.
+struct Operand {
+  float v[BLOCKS][WIDE];
+};
+
+DEVICE Operand operand(const float *row) {
+  Operand o;
+  const float *at = row + lane4_of().column;
+#pragma unroll
+  for (i32 j = 0; j < BLOCKS; j++) {
+    float4 w = *(const float4 *)(at + BLOCK * j);
+    o.v[j][0] = w.x, o.v[j][1] = w.y, o.v[j][2] = w.z, o.v[j][3] = w.w;
+  }
+  return o;
+}
+
+DEVICE void decay(Cells &t, float factor, bool slow) {
+  if (slow) {
+#pragma unroll
+    for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++)
+#pragma unroll
+        for (i32 e = 0; e < WIDE; e++) t.v[r][j][e] = fma(t.v[r][j][e], factor, t.v[r][j][e]);
+  } else {
+#pragma unroll
+    for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++)
+#pragma unroll
+        for (i32 e = 0; e < WIDE; e++) t.v[r][j][e] = __fmul_rn(t.v[r][j][e], factor);
+  }
+}
+
+// S = fma(a, row, S).
+DEVICE void rank_one(Cells &t, const float (&a)[ROWS], const Operand &o) {
+#pragma unroll
+  for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++)
+#pragma unroll
+      for (i32 e = 0; e < WIDE; e++) t.v[r][j][e] = fma(a[r], o.v[j][e], t.v[r][j][e]);
+}
+
+// Of the lane's rows, the one whose dot product it gets; lanes 4 .. 7 of a row get those of lanes 0 .. 3.
+DEVICE i32 dot_row() { return 2 * (lane_index() & 1) + (lane_index() >> 1 & 1); }
+
+// Canonical dot product of the lane's row dot_row(). Neighbours have the classes that xor 4 adds, lanes two apart those of xor 8, four apart
+// those of xor 16; xor 2 and 1 are within the lane. A lane that adds half of the rows leaves the other half to its partner.
+DEVICE float dot(const Cells &t, const Operand &o) {
+  float c[ROWS][WIDE] = {};
+#pragma unroll
+  for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++)
+#pragma unroll
+      for (i32 e = 0; e < WIDE; e++) c[r][e] = fma(t.v[r][j][e], o.v[j][e], c[r][e]);
+  bool odd = lane_index() & 1, second = lane_index() & 2;
+  float two[2];
+#pragma unroll
+  for (i32 r = 0; r < 2; r++) {
+    float b[WIDE];
+#pragma unroll
+    for (i32 e = 0; e < WIDE; e++) {
+      float kept = odd ? c[2 + r][e] : c[r][e], given = odd ? c[r][e] : c[2 + r][e];
+      b[e] = __fadd_rn(kept, __shfl_xor_sync(0xFFFFFFFFu, given, 1));
+    }
+    two[r] = __fadd_rn(__fadd_rn(b[0], b[2]), __fadd_rn(b[1], b[3]));
+  }
+  float kept = second ? two[1] : two[0], given = second ? two[0] : two[1];
+  float one = __fadd_rn(kept, __shfl_xor_sync(0xFFFFFFFFu, given, 2));
+  return __fadd_rn(one, __shfl_xor_sync(0xFFFFFFFFu, one, 4));
+}
+
+// Of all of a lane's rows what each lane has of its dot_row().
+DEVICE void of_rows(float (&all)[ROWS], float own) {
+#pragma unroll
+  for (i32 r = 0; r < ROWS; r++)
+    all[r] = __shfl_sync(0xFFFFFFFFu, own, (lane_index() & ~(SHARE - 1)) + (r / 2 + 2 * (r % 2)));
+}
+
+// Eight bfloat16 as they came, to eight floats in shared memory.
+DEVICE void put_bf16(float *to, const uint4 &raw) {
+  ((float4 *)to)[0] = make_float4(from_bits(raw.x << 16), from_bits(raw.x & 0xFFFF0000u), from_bits(raw.y << 16),
+                                  from_bits(raw.y & 0xFFFF0000u));
+  ((float4 *)to)[1] = make_float4(from_bits(raw.z << 16), from_bits(raw.z & 0xFFFF0000u), from_bits(raw.w << 16),
+                                  from_bits(raw.w & 0xFFFF0000u));
+}
+
+}  // namespace single

@@ -1,0 +1,109 @@
+//! Launches of extends and EXACT steps of one token a row: `cuda/mamba2/single.cu`. They need alignment; what they cannot take, the serial
+//! form does, with the same bytes.
+
+use std::cell::Cell;
+
+use super::Cuda;
+use super::instances::{COLUMNS, Key, Work};
+use super::params::{Component, Mamba2Params, Params, State};
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::replay::config::{DeltaKind, Family, Format, PoolConfig, Readout};
+use crate::replay::launch::{Batch, Exec, Mamba2Args, Mode, Tensor};
+
+/// Ring rows at most: positions are taken modulo their number in 32 bits.
+const MAX_RING_ROWS: i32 = 1 << 15;
+/// What a 16-byte load brings of bfloat16.
+const UNIT: usize = 8;
+
+thread_local! {
+    /// For tests, which are to know that these kernels are what they compare.
+    static LAUNCHES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Launches by this thread so far.
+pub fn launches() -> u64 {
+    LAUNCHES.get()
+}
+
+/// The kernel that could serve a pool.
+pub(super) fn key(pool: &PoolConfig) -> Option<Key> {
+    let (work, kda) = match &pool.family {
+        Family::Mamba2(_) => (Work::Mamba2Single, false),
+        Family::Delta(dims) => (Work::DeltaSingle, dims.kind == DeltaKind::Kda),
+        Family::Conv1d(_) => return None,
+    };
+    let dims = pool.family.state()?;
+    let fits = dims.columns == usize::from(COLUMNS[0]) && dims.rows.is_multiple_of(UNIT) && pool.io == Dtype::Bf16;
+    let key = Key { work, format: pool.format as u8, high: false, kda, columns: COLUMNS[0] };
+    (fits && matches!(pool.format, Format::Split32 | Format::F32)).then_some(key)
+}
+
+/// Loads it.
+pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
+    key(pool).filter(|&key| cuda.has(key)).map_or(Ok(()), |key| cuda.load(key))
+}
+
+/// Whether a call is what these kernels do: a token a row at most, serially, whose record or state is final at once.
+fn takes(mode: Mode, readout: Readout, max_tokens: i64, keep_tail: i64) -> bool {
+    let serial = match mode {
+        Mode::Extend => keep_tail == 0,
+        Mode::Step => readout == Readout::Exact,
+    };
+    serial && max_tokens == 1
+}
+
+/// Whether all vectors of a tensor begin at multiples of 16 bytes.
+fn is_aligned(tensor: &Tensor) -> bool {
+    let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
+    (tensor.data.0 as i64 | strides) % 16 == 0
+}
+
+/// Whether the parts of a component do.
+fn part_is_aligned(component: &Component) -> bool {
+    (component.base as i64 | component.stride) % 16 == 0
+}
+
+/// Enqueues a call if the kernel can take it: a block for each head (or part of one) of a row, a warp for each of its tiles.
+fn launch<P: Params>(cuda: &Cuda, key: Key, exec: &Exec, n_rows: i64, state: &State, params: &P) -> Option<Result<()>> {
+    let blocks = n_rows.checked_mul(i64::from(state.heads) * i64::from(state.parts))?;
+    if blocks > i64::from(i32::MAX) || cuda.kernel(key).is_err() {
+        return None;
+    }
+    LAUNCHES.set(LAUNCHES.get() + 1);
+    Some(cuda.launch(key, exec, blocks, state.warps as u32 * 32, 0, params))
+}
+
+/// Enqueues a step or extend of Mamba-2, if the kernel can take it.
+pub(super) fn mamba2(
+    cuda: &Cuda,
+    pool: &PoolConfig,
+    mode: Mode,
+    batch: &Batch,
+    args: &Mamba2Args,
+    params: &Mamba2Params,
+    exec: &Exec,
+) -> Option<Result<()>> {
+    let key = key(pool).filter(|_| takes(mode, pool.readout, batch.max_tokens, batch.keep_tail))?;
+    let aligned = [&args.x, &args.b, &args.c].into_iter().all(is_aligned)
+        && [&params.state.checkpoint, &params.ring_x, &params.ring_b, &params.ring_dt].into_iter().all(part_is_aligned);
+    if !aligned || params.ring_rows > MAX_RING_ROWS {
+        return None;
+    }
+    launch(cuda, key, exec, batch.n_rows, &params.state, params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn single_tokens_are_taken_whose_arithmetic_is_serial() {
+        assert!(takes(Mode::Extend, Readout::High, 1, 0));
+        assert!(!takes(Mode::Extend, Readout::Exact, 1, 1));
+        assert!(!takes(Mode::Extend, Readout::Exact, 2, 0));
+        assert!(takes(Mode::Step, Readout::Exact, 1, 0));
+        assert!(!takes(Mode::Step, Readout::Exact, 3, 0));
+        assert!(!takes(Mode::Step, Readout::Full, 1, 0));
+    }
+}
