@@ -32,38 +32,57 @@ struct Item {
   i64 slot;
   i64 ring;
   Span span;
+  bool is_long;
   bool live;
   Checkpoint tile;
 };
 
 DEVICE i32 first_channel(const State &s, const Item &item) { return item.part * s.warps * TILE; }
 
-// The block's item, with slot and ring of its row. All that can be asked for at once is.
-DEVICE Item item_of(const Slots &slots, const Batch &batch, const Place &place, const State &s) {
+// Slot and ring of the block's row as they stand in the batch. Nothing waits for them: inputs of the token are asked for in between.
+struct Named {
+  i64 slot;
+  i64 ring;
+};
+
+// Which head of which row it is, and the row's tokens.
+DEVICE Item item_of(const Batch &batch, const State &s, Named &named) {
   Item item;
   u32 index = blockIdx.x, parts = (u32)s.parts, heads = (u32)s.heads;
   item.part = parts > 1 ? (i32)(index % parts) : 0;
   if (parts > 1) index /= parts;
   item.head = (i32)(index % heads);
   item.row = index / heads;
-  item.channels = min(s.rows - first_channel(s, item), s.warps * (i32)TILE);
-  item.slot = id_at(batch.slots, item.row);
-  item.ring = id_at(batch.rings, item.row);
-  bool report = item.head == 0 && item.part == 0 && threadIdx.x == 0, fine = true;
+  named.slot = id_at(batch.slots, item.row);
+  named.ring = id_at(batch.rings, item.row);
+  item.channels = min(s.rows - item.part * s.warps * (i32)TILE, s.warps * (i32)TILE);
+  item.is_long = false;
   if (batch.tokens >= 0) {
     item.span = Span{item.row, 0, batch.tokens};
   } else {
     i64 begin = batch.cu_seqlens[item.row], end = batch.cu_seqlens[item.row + 1];
     i64 first = min(max(begin, 0ll), batch.n_tokens), last = min(max(end, first), batch.n_tokens);
-    if (first != begin || last != end || last - first > batch.max_tokens) {
-      if (report) fault(slots, FAULT_LENGTH, item.row, item.row, place.pool, place.layer);
-      fine = false;
-    }
+    item.is_long = first != begin || last != end || last - first > batch.max_tokens;
     item.span = Span{0, first, last - first};
   }
-  bool null = item.slot < 0 || (batch.has_null_id && item.slot == batch.null_id);
-  item.live = !null && pair_of(slots, item.slot, item.ring, item.row, place, report) && fine;
   return item;
+}
+
+// What is wrong with the row is told once.
+DEVICE void resolve(const Slots &slots, const Batch &batch, const Place &place, const Named &named, Item &item) {
+  bool report = item.head == 0 && item.part == 0 && threadIdx.x == 0;
+  if (item.is_long && report) fault(slots, FAULT_LENGTH, item.row, item.row, place.pool, place.layer);
+  bool is_null = named.slot < 0 || (batch.has_null_id && named.slot == batch.null_id);
+  item.slot = named.slot;
+  item.ring = named.ring;
+  item.live = !is_null && pair_of(slots, named.slot, named.ring, item.row, place, report) && !item.is_long;
+}
+
+// An element as it came: what is done with it would wait for it.
+DEVICE u32 ask_one(const char *at, i32 dtype) { return dtype == F32 ? *(const u32 *)at : *(const u16 *)at; }
+
+DEVICE float from_one(u32 raw, i32 dtype) {
+  return dtype == F32 ? from_bits(raw) : dtype == BF16 ? from_bits(raw << 16) : from_f16((u16)raw);
 }
 
 // Writes zeros to a row's outputs: a block's channels of all its tokens.
@@ -75,11 +94,40 @@ DEVICE void zero_outputs(const Tensor &out, const State &s, const Item &item) {
       store_one(span_at(item.span, out, t, item.head) + (first_channel(s, item) + i) * size_of(out.dtype), out.dtype, 0.0f);
 }
 
-// A number below 2^31 from the largest or the smallest of all lanes.
+// What a block needs again when registers are full of its tiles.
+struct Kept {
+  i64 slot;
+  i64 row;
+  char *out;  // of the token, from the block's first channel on
+  // Of each warp's tile: where its tag is to be set, or null, and to what.
+  i64 *tag_at[MAX_WARPS];
+  i64 tag[MAX_WARPS];
+};
+
+DEVICE void keep_item(Kept &kept, const Item &item, const State &s, const Tensor &out) {
+  if (threadIdx.x != 0) return;
+  kept.slot = item.slot;
+  kept.row = item.row;
+  kept.out = span_at(item.span, out, 0, item.head) + first_channel(s, item) * size_of(out.dtype);
+}
+
+// Ends an item with a tag that cannot be trusted: nothing is written but zeros.
+DEVICE void give_up(const Slots &slots, const Place &place, const Kept &kept, i32 channels, const Tensor &out) {
+  __syncthreads();
+  if (threadIdx.x == 0) fault(slots, FAULT_POSITION, kept.slot, kept.row, place.pool, place.layer);
+  for (i32 i = threadIdx.x; i < channels; i += blockDim.x) store_one(kept.out + i * size_of(out.dtype), out.dtype, 0.0f);
+}
+
+DEVICE void set_tag(const Kept &kept) {
+  i32 warp = warp_of();
+  if (lane_index() == 0 && kept.tag_at[warp]) *kept.tag_at[warp] = kept.tag[warp];
+}
+
+// The largest of the first lanes, one for each warp that a block can have.
 DEVICE i32 largest(i32 x) {
 #pragma unroll
-  for (i32 i = 1; i < WARP; i *= 2) x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, i));
-  return x;
+  for (i32 i = 1; i < MAX_WARPS; i *= 2) x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, i));
+  return __shfl_sync(0xFFFFFFFFu, x, 0);
 }
 
 // A position modulo a number below 2^16, without a division of 64 bits: those are calls, which a tile in registers does not survive.
@@ -100,39 +148,56 @@ DEVICE i32 folds_of_token(const Slots &slots, i64 position, i64 tag, i64 flush_b
   return foldable + 1 > slots.window ? foldable : 0;
 }
 
-// Where tiles stand and will stand, in tokens before the row's position (behind it: negative).
-struct Stand {
+// What tells where tiles stand: of the ring and the row, and a tag for each of the block's tiles in the first lanes.
+struct Asked {
   i64 position;
-  u64 seed;
-  i32 held;        // records since the oldest tag of the block
-  i32 from;        // of them, the first that this tile takes in
-  i32 stop;        // of them and the token behind them, where the checkpoint is stored; 0: nowhere
-  i32 first_held;  // records that the block's first tile takes in
-  bool folds;      // whether some tile's tag moves
+  i64 flush_before;
+  i64 tag;
+  bool flush;
 };
 
-// Reads the tags of all tiles of the block, a lane each. False: one of them cannot be trusted. Nobody may set a tag before all have read
-// them: a barrier is the caller's.
-DEVICE bool stand_of(const Slots &slots, const Batch &batch, const State &s, const Item &item, bool extend, Stand &stand) {
-  i32 lane = lane_index(), n = min(s.tiles - item.part * s.warps, s.warps);
+DEVICE Asked ask_stand(const Slots &slots, const Batch &batch, const State &s, const Item &item) {
+  i32 lane = lane_index();
+  bool exists = lane < min(s.tiles - item.part * s.warps, s.warps);
   const Cursor &c = slots.cursors[item.ring];
-  bool exists = lane < n;
-  i64 tag = item.tile.tag[exists ? lane - warp_of() : -warp_of()];
-  i64 position = c.position, flush_before = c.flush_before;
-  bool flush = batch.flush ? batch.flush[item.row] : 0;
-  stand.position = position;
-  stand.seed = c.seed;
-  bool bad = exists && !tag_is_valid(slots, position, tag);
+  Asked asked;
+  asked.tag = item.tile.tag[exists ? lane - warp_of() : -warp_of()];
+  asked.position = c.position;
+  asked.flush_before = c.flush_before;
+  asked.flush = batch.flush ? batch.flush[item.row] : 0;
+  return asked;
+}
+
+// Where tiles stand and will stand. Records are numbered from the oldest tag of the block on, the token comes behind them.
+struct Stand {
+  i64 position;
+  i32 held;    // records
+  i32 from;    // the first that this tile takes in
+  i32 stop;    // so many have been taken in, this tile's and others', when the checkpoint is stored; 0: it is not
+  bool folds;  // whether some tile's tag moves
+};
+
+// False: one of the tags cannot be trusted. Nobody may set a tag before all warps have read them: a barrier is the caller's.
+DEVICE bool stand_of(const Slots &slots, const State &s, const Item &item, bool extend, const Asked &asked, Stand &stand) {
+  bool exists = lane_index() < min(s.tiles - item.part * s.warps, s.warps);
+  stand.position = asked.position;
+  bool bad = exists && !tag_is_valid(slots, asked.position, asked.tag);
   if (__ballot_sync(0xFFFFFFFFu, bad)) return false;
-  i32 held = exists ? (i32)(position - tag) : 0;
-  i32 folds = extend ? held + 1 : exists ? folds_of_token(slots, position, tag, flush_before, flush) : 0;
+  i32 held = exists ? (i32)(asked.position - asked.tag) : 0, folds = 0;
+  if (exists)
+    folds = extend ? held + 1 : folds_of_token(slots, asked.position, asked.tag, asked.flush_before, asked.flush);
   stand.held = largest(held);
-  stand.folds = __ballot_sync(0xFFFFFFFFu, exists && folds > 0) != 0;
-  stand.first_held = __shfl_sync(0xFFFFFFFFu, held, 0);
+  stand.folds = __ballot_sync(0xFFFFFFFFu, folds > 0) != 0;
   i32 own = __shfl_sync(0xFFFFFFFFu, held, warp_of()), own_folds = __shfl_sync(0xFFFFFFFFu, folds, warp_of());
   stand.from = stand.held - own;
   stand.stop = own_folds > 0 ? stand.from + own_folds : 0;
   return true;
+}
+
+DEVICE void keep_tag(Kept &kept, const Item &item, const Stand &stand) {
+  if (lane_index() != 0) return;
+  kept.tag_at[warp_of()] = stand.stop > 0 && item.tile.rows > 0 ? item.tile.tag : nullptr;
+  kept.tag[warp_of()] = stand.position - stand.held + stand.stop;
 }
 
 // Row i of those that begin at a row.
@@ -335,6 +400,13 @@ DEVICE void put_bf16(float *to, const uint4 &raw) {
                                   from_bits(raw.y & 0xFFFF0000u));
   ((float4 *)to)[1] = make_float4(from_bits(raw.z << 16), from_bits(raw.z & 0xFFFF0000u), from_bits(raw.w << 16),
                                   from_bits(raw.w & 0xFFFF0000u));
+}
+
+// And back: what was bfloat16 loses nothing.
+DEVICE u32 pair_of_bf16(float a, float b) { return bits_of(a) >> 16 | (bits_of(b) & 0xFFFF0000u); }
+DEVICE uint4 take_bf16(const float *from) {
+  float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+  return make_uint4(pair_of_bf16(a.x, a.y), pair_of_bf16(a.z, a.w), pair_of_bf16(b.x, b.y), pair_of_bf16(b.z, b.w));
 }
 
 }  // namespace single

@@ -23,10 +23,7 @@ struct Memory {
   Gates gates[CHUNK + 1];
   float skip[CHANNELS];
   float gate[CHANNELS];
-  char *out;
-  // Of each warp's tile: where its tag is to be set, or null, and to what.
-  i64 *tag_at[MAX_WARPS];
-  i64 tag[MAX_WARPS];
+  Kept kept;
 };
 
 DEVICE Memory &memory() {
@@ -50,79 +47,85 @@ DEVICE void mamba2(const Mamba2Params &p) {
   Memory &m = memory();
   bool extend = p.mode == MODE_EXTEND;
   i32 lane = lane_index(), warp = warp_of(), last = warps_of() - 1;
-  Item item = item_of(p.slots, p.batch, p.place, s);
+  Named named;
+  Item item = item_of(p.batch, s, named);
+  i32 group = item.head / p.heads_per_group, first = first_channel(s, item);
+
+  // The token: the first warp brings B (lanes 0 .. 15) and C, the last one the gates, each lane what belongs to its own row.
+  i32 own = lane4_of().row + dot_row(), channel = warp * TILE + own;
+  bool writes = channel < item.channels && !(lane & WIDE);
+  uint4 token = make_uint4(0, 0, 0, 0);
+  u32 dt_bits = 0, bias_bits = 0, a_bits = 0, x_bits = 0, skip_bits = 0, z_bits = 0;
+  if (item.span.len > 0) {
+    if (warp == 0) token = ((const uint4 *)span_at(item.span, lane < UNITS ? p.b : p.c, 0, group))[lane % UNITS];
+    if (warp == last) {
+      dt_bits = ask_one(span_at(item.span, p.dt, 0, item.head), p.dt.dtype);
+      a_bits = ask_one(tensor_at(p.a, 0, 0, item.head), p.a.dtype);
+      if (p.dt_bias.data) bias_bits = ask_one(tensor_at(p.dt_bias, 0, 0, item.head), p.dt_bias.dtype);
+    }
+    if (writes) {
+      i32 row = first + channel;
+      x_bits = ((const u16 *)span_at(item.span, p.x, 0, item.head))[row];
+      if (p.d_skip.data)
+        skip_bits = ask_one(tensor_at(p.d_skip, 0, 0, item.head) + (p.d_per_element ? row * size_of(p.d_skip.dtype) : 0), p.d_skip.dtype);
+      if (p.z.data) z_bits = ask_one(span_at(item.span, p.z, 0, item.head) + row * size_of(p.z.dtype), p.z.dtype);
+    }
+  }
+
+  resolve(p.slots, p.batch, p.place, named, item);
   if (!item.live || item.span.len == 0) {
     if (!item.live && !p.batch.keep_null_outputs) zero_outputs(p.out, s, item);
     return;
   }
-  i32 group = item.head / p.heads_per_group, first = first_channel(s, item);
   item.tile = checkpoint_of(s, p.place.layer, item.slot, item.head, item.part * s.warps + warp, 0);
   Cells t;
   ask<FORMAT>(t, s, item.tile);
+  Asked asked = ask_stand(p.slots, p.batch, s, item);
 
-  // The token: the first warp brings B (lanes 0 .. 15) and C, the last one the gates, each lane what belongs to its own row.
-  uint4 token = make_uint4(0, 0, 0, 0);
-  if (warp == 0) token = ((const uint4 *)span_at(item.span, lane < UNITS ? p.b : p.c, 0, group))[lane % UNITS];
-  float dt = 0.0f, g = 0.0f;
+  // What does not need to know where anything stands.
+  keep_item(m.kept, item, s, p.out);
+  if (warp == 0) put_bf16((lane < UNITS ? m.b[OWN] : m.c) + 8 * (lane % UNITS), token);
+  if (!(lane & WIDE)) {
+    m.x[OWN][channel] = from_bf16((u16)x_bits);
+    m.skip[channel] = from_one(skip_bits, p.d_skip.dtype);
+    m.gate[channel] = p.z.data ? silu(from_one(z_bits, p.z.dtype)) : 1.0f;
+  }
   if (warp == last) {
-    dt = load_one(span_at(item.span, p.dt, 0, item.head), p.dt.dtype);
-    if (p.dt_bias.data) dt = __fadd_rn(dt, load_one(tensor_at(p.dt_bias, 0, 0, item.head), p.dt_bias.dtype));
-    g = load_one(tensor_at(p.a, 0, 0, item.head), p.a.dtype);
+    float dt = from_one(dt_bits, p.dt.dtype);
+    if (p.dt_bias.data) dt = __fadd_rn(dt, from_one(bias_bits, p.dt_bias.dtype));
+    if (p.softplus) dt = softplus(dt);
+    // In place of the factor its log decay, for now.
+    if (lane == OWN) m.gates[OWN] = Gates{dt, __fmul_rn(from_one(a_bits, p.a.dtype), dt), 0, 0};
   }
-  i32 own = lane4_of().row + dot_row(), channel = warp * TILE + own;
-  bool writes = own < item.tile.rows && !(lane & WIDE);
-  u16 x_bits = 0;
-  float skip = 0.0f, z = 0.0f;
-  if (writes) {
-    i32 row = first + channel;
-    x_bits = ((const u16 *)span_at(item.span, p.x, 0, item.head))[row];
-    if (p.d_skip.data)
-      skip = load_one(tensor_at(p.d_skip, 0, 0, item.head) + (p.d_per_element ? row * size_of(p.d_skip.dtype) : 0), p.d_skip.dtype);
-    if (p.z.data) z = load_one(span_at(item.span, p.z, 0, item.head) + row * size_of(p.z.dtype), p.z.dtype);
-  }
-
   Stand stand;
-  if (!stand_of(p.slots, p.batch, s, item, extend, stand)) {
-    if (threadIdx.x == 0) fault(p.slots, FAULT_POSITION, item.slot, item.row, p.place.pool, p.place.layer);
-    zero_outputs(p.out, s, item);
+  if (!stand_of(p.slots, s, item, extend, asked, stand)) {
+    give_up(p.slots, p.place, m.kept, item.channels, p.out);
     return;
   }
   tally_row(p, item, stand, extend);
 
-  // The token to shared memory and, as a record, to its ring row, which holds no history. What the end needs goes there too.
-  i32 at = 0, oldest = 0;
+  keep_tag(m.kept, item, stand);
+  // Records, a warp each: lanes 0 .. 15 bring B, the others x. The token's goes to a ring row that holds no history.
+  i32 oldest = 0, unit = lane % UNITS, record_bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
+  const char *dts = nullptr, *records = nullptr;
   if (!extend || stand.held > 0) {
-    at = modulo(stand.position, p.ring_rows);
+    i32 at = modulo(stand.position, p.ring_rows);
     oldest = at - stand.held + (at < stand.held ? p.ring_rows : 0);
+    dts = record_in(p.ring_dt, item.ring, item.head, 0, p.ring_rows, 8);
+    records = lane < UNITS ? record_in(p.ring_b, item.ring, group, 0, p.ring_rows, COLUMNS * 2)
+                           : record_in(p.ring_x, item.ring, item.head, 0, p.ring_rows, s.rows * 2) + first * 2;
+    records += 16 * unit;
+    if (!extend) {
+      if (writes)
+        ((u16 *)record_in(p.ring_x, item.ring, item.head, at, p.ring_rows, s.rows * 2))[first + channel] =
+            (u16)(bits_of(m.x[OWN][channel]) >> 16);
+      if (warp == 0 && lane < UNITS && item.part == 0 && item.head % p.heads_per_group == 0)
+        *(uint4 *)(records + at * record_bytes) = take_bf16(m.b[OWN] + 8 * lane);
+      if (warp == last && lane == OWN && item.part == 0)
+        *(float2 *)(dts + at * 8) = make_float2(m.gates[OWN].dt, m.gates[OWN].factor);
+    }
   }
-  if (threadIdx.x == 0) m.out = span_at(item.span, p.out, 0, item.head) + first * size_of(p.out.dtype);
-  if (lane == 0) {
-    m.tag_at[warp] = stand.stop > 0 && item.tile.rows > 0 ? item.tile.tag : nullptr;
-    m.tag[warp] = stand.position - stand.held + stand.stop;
-  }
-  if (warp == 0) put_bf16((lane < UNITS ? m.b[OWN] : m.c) + 8 * (lane % UNITS), token);
-  if (!(lane & WIDE)) {
-    m.x[OWN][channel] = from_bf16(x_bits);
-    m.skip[channel] = skip;
-    m.gate[channel] = p.z.data ? silu(z) : 1.0f;
-  }
-  if (warp == last) {
-    if (p.softplus) dt = softplus(dt);
-    g = __fmul_rn(g, dt);
-  }
-  const char *dts = record_in(p.ring_dt, item.ring, item.head, 0, p.ring_rows, 8);
-  // Records, a warp each: lanes 0 .. 15 bring B, the others x.
-  i32 unit = lane % UNITS, record_bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
-  const char *records = lane < UNITS ? record_in(p.ring_b, item.ring, group, 0, p.ring_rows, COLUMNS * 2)
-                                     : record_in(p.ring_x, item.ring, item.head, 0, p.ring_rows, s.rows * 2) + first * 2;
-  records += 16 * unit;
   bool brings = lane < UNITS || 8 * unit < item.channels;
-  if (!extend) {
-    if (writes) ((u16 *)record_in(p.ring_x, item.ring, item.head, at, p.ring_rows, s.rows * 2))[first + channel] = x_bits;
-    if (warp == 0 && lane < UNITS && item.part == 0 && item.head % p.heads_per_group == 0)
-      *(uint4 *)(records + at * record_bytes) = token;
-    if (warp == last && lane == 0 && item.part == 0) *(float2 *)(dts + at * 8) = make_float2(dt, g);
-  }
 
   float y = 0.0f;
 #pragma unroll 1
@@ -144,8 +147,8 @@ DEVICE void mamba2(const Mamba2Params &p) {
       }
     }
     // Gates: a lane for each record, and one for the token.
-    if (warp == last && (lane < n || lane == OWN)) {
-      float2 pair = make_float2(dt, g);
+    if (warp == last && (lane < n || (lane == OWN && begin == 0))) {
+      float2 pair = make_float2(m.gates[lane].dt, m.gates[lane].factor);
       if (lane < n) pair = *(const float2 *)(dts + row_behind(oldest, begin + lane, p.ring_rows) * 8);
       Decay d = decay_of(pair.y);
       m.gates[lane] = Gates{pair.x, d.factor, d.slow, 0};
@@ -170,15 +173,15 @@ DEVICE void mamba2(const Mamba2Params &p) {
   if (writes) {
     if (p.d_skip.data) y = fma(m.skip[channel], m.x[OWN][channel], y);
     if (p.z.data) y = __fmul_rn(y, m.gate[channel]);
-    store_one(m.out + channel * size_of(p.out.dtype), p.out.dtype, y);
+    store_one(m.kept.out + channel * size_of(p.out.dtype), p.out.dtype, y);
   }
-  if (lane == 0 && m.tag_at[warp]) *m.tag_at[warp] = m.tag[warp];
+  set_tag(m.kept);
 }
 
 }  // namespace single
 
 extern "C" __global__ void __launch_bounds__(256, INSTANCE_BLOCKS) replayssm_kernel(const __grid_constant__ Mamba2Params p) {
-  prefetch_checkpoint(p.slots, p.batch, p.place, p.state, false);
+  if (p.batch.prefetch) prefetch_checkpoint(p.slots, p.batch, p.place, p.state, false);
   wait_for_dependency();
   single::mamba2<INSTANCE_FORMAT>(p);
 }
