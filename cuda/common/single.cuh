@@ -45,14 +45,30 @@ struct Named {
   i64 ring;
 };
 
-// Which head of which row it is, and the row's tokens.
+// Which head of which row it is.
+struct Where {
+  i32 part;
+  i32 head;
+  i32 row;
+};
+
+DEVICE Where where_of(const State &s) {
+  Where where;
+  u32 index = blockIdx.x, parts = (u32)s.parts, heads = (u32)s.heads;
+  where.part = parts > 1 ? (i32)(index % parts) : 0;
+  if (parts > 1) index /= parts;
+  where.head = (i32)(index % heads);
+  where.row = (i32)(index / heads);
+  return where;
+}
+
+// The block's item but for the slot, with the row's tokens.
 DEVICE Item item_of(const Batch &batch, const State &s, Named &named) {
   Item item;
-  u32 index = blockIdx.x, parts = (u32)s.parts, heads = (u32)s.heads;
-  item.part = parts > 1 ? (i32)(index % parts) : 0;
-  if (parts > 1) index /= parts;
-  item.head = (i32)(index % heads);
-  item.row = index / heads;
+  Where where = where_of(s);
+  item.part = where.part;
+  item.head = where.head;
+  item.row = where.row;
   named.slot = id_at(batch.slots, item.row);
   named.ring = id_at(batch.rings, item.row);
   item.channels = min(s.rows - item.part * s.warps * (i32)TILE, s.warps * (i32)TILE);
@@ -94,28 +110,45 @@ DEVICE void zero_outputs(const Tensor &out, const State &s, const Item &item) {
       store_one(span_at(item.span, out, t, item.head) + (first_channel(s, item) + i) * size_of(out.dtype), out.dtype, 0.0f);
 }
 
+// What is left of a tile's records. They are numbered from the next chunk on.
+struct Progress {
+  i32 held;
+  i32 from;
+  i32 stop;
+  i32 oldest;  // ring row of record 0
+};
+
 // What a block needs again when registers are full of its tiles.
 struct Kept {
   i64 slot;
-  i64 row;
+  i64 ring;
   char *out;  // of the token, from the block's first channel on
+  i32 channels;
+  // Of each warp's tile: where it begins.
+  char *tile_at[MAX_WARPS];
   // Of each warp's tile: where its tag is to be set, or null, and to what.
   i64 *tag_at[MAX_WARPS];
   i64 tag[MAX_WARPS];
+  Progress progress[MAX_WARPS];
+  i32 held;      // records that the block has taken in
+  i32 folds;     // whether some tile's tag moves
+  i32 ring_row;  // the token's
 };
 
 DEVICE void keep_item(Kept &kept, const Item &item, const State &s, const Tensor &out) {
+  if (lane_index() == 0) kept.tile_at[warp_of()] = item.tile.head + (i64)item.tile.first * COLUMNS * (s.format == FORMAT_F32 ? 4 : 2);
   if (threadIdx.x != 0) return;
+  kept.channels = item.channels;
   kept.slot = item.slot;
-  kept.row = item.row;
+  kept.ring = item.ring;
   kept.out = span_at(item.span, out, 0, item.head) + first_channel(s, item) * size_of(out.dtype);
 }
 
 // Ends an item with a tag that cannot be trusted: nothing is written but zeros.
-DEVICE void give_up(const Slots &slots, const Place &place, const Kept &kept, i32 channels, const Tensor &out) {
+DEVICE void give_up(const Slots &slots, const Place &place, const Kept &kept, i64 row, const Tensor &out) {
   __syncthreads();
-  if (threadIdx.x == 0) fault(slots, FAULT_POSITION, kept.slot, kept.row, place.pool, place.layer);
-  for (i32 i = threadIdx.x; i < channels; i += blockDim.x) store_one(kept.out + i * size_of(out.dtype), out.dtype, 0.0f);
+  if (threadIdx.x == 0) fault(slots, FAULT_POSITION, kept.slot, row, place.pool, place.layer);
+  for (i32 i = threadIdx.x; i < kept.channels; i += blockDim.x) store_one(kept.out + i * size_of(out.dtype), out.dtype, 0.0f);
 }
 
 DEVICE void set_tag(const Kept &kept) {
@@ -194,16 +227,36 @@ DEVICE bool stand_of(const Slots &slots, const State &s, const Item &item, bool 
   return true;
 }
 
-DEVICE void keep_tag(Kept &kept, const Item &item, const Stand &stand) {
-  if (lane_index() != 0) return;
-  kept.tag_at[warp_of()] = stand.stop > 0 && item.tile.rows > 0 ? item.tile.tag : nullptr;
-  kept.tag[warp_of()] = stand.position - stand.held + stand.stop;
+DEVICE void keep_stand(Kept &kept, const Item &item, const Stand &stand, i32 ring_row, i32 ring_rows) {
+  if (lane_index() == 0) {
+    i32 oldest = ring_row - stand.held + (ring_row < stand.held ? ring_rows : 0);
+    if (warp_of() == 0) {
+      kept.held = stand.held;
+      kept.folds = stand.folds;
+      kept.ring_row = ring_row;
+    }
+    kept.tag_at[warp_of()] = stand.stop > 0 && item.tile.rows > 0 ? item.tile.tag : nullptr;
+    kept.tag[warp_of()] = stand.position - stand.held + stand.stop;
+    kept.progress[warp_of()] = Progress{stand.held, stand.from, stand.stop, oldest};
+  }
+  __syncwarp();
 }
 
 // Row i of those that begin at a row.
 DEVICE i32 row_behind(i32 first, i32 i, i32 rows) {
   i32 row = first + i;
   return row < rows ? row : row - rows;
+}
+
+DEVICE void next_chunk(Progress &progress, i32 rows) {
+  __syncwarp();
+  if (lane_index() == 0) {
+    progress.held -= CHUNK;
+    progress.from -= CHUNK;
+    progress.stop -= CHUNK;
+    progress.oldest = row_behind(progress.oldest, CHUNK, rows);
+  }
+  __syncwarp();
 }
 
 // A record in a ring: block (head or group) b.
@@ -228,14 +281,18 @@ DEVICE void put_words(float (&v)[WIDE], u32 a, u32 b, u32 c, u32 d) {
   v[0] = from_bits(a), v[1] = from_bits(b), v[2] = from_bits(c), v[3] = from_bits(d);
 }
 
-// Asks for a tile, which comes as it lies in memory: of fp32 a word for an element, of SPLIT32 two words of the high plane and two of the
-// low one, of bfloat16 two words. Lanes whose rows there are not read others, and must not use them.
+// Where the lane's first element lies. Lanes whose rows there are not get the head's first row, which they may read and must not write.
 template <i32 FORMAT>
-DEVICE void ask(Cells &t, const State &s, const Checkpoint &c) {
+DEVICE char *cells_at(const Checkpoint &c) {
   Lane4 lane = lane4_of();
-  i64 first = (i64)(lane.row < c.rows ? c.first + lane.row : 0) * COLUMNS + lane.column;
+  return c.head + ((i64)(lane.row < c.rows ? c.first + lane.row : 0) * COLUMNS + lane.column) * (FORMAT == FORMAT_F32 ? 4 : 2);
+}
+
+// Asks for a tile, which comes as it lies in memory: of fp32 a word for an element, of SPLIT32 two words of the high plane and two of the
+// low one, of bfloat16 two words.
+template <i32 FORMAT>
+DEVICE void ask(Cells &t, const State &s, const char *at) {
   if (FORMAT == FORMAT_F32) {
-    const char *at = c.head + first * 4;
 #pragma unroll
     for (i32 r = 0; r < ROWS; r++)
 #pragma unroll
@@ -244,7 +301,7 @@ DEVICE void ask(Cells &t, const State &s, const Checkpoint &c) {
         put_words(t.v[r][j], w.x, w.y, w.z, w.w);
       }
   } else {
-    const char *at = c.head + first * 2, *low = at + (i64)s.rows * COLUMNS * 2;
+    const char *low = at + (i64)s.rows * COLUMNS * 2;
 #pragma unroll
     for (i32 r = 0; r < ROWS; r++)
 #pragma unroll
@@ -279,11 +336,11 @@ DEVICE void arrived(Cells &t) {
 
 // Stores a tile. Of bfloat16 it becomes what was stored.
 template <i32 FORMAT>
-DEVICE void store(Cells &t, const State &s, const Checkpoint &c) {
+DEVICE void store(Cells &t, const State &s, const Kept &kept) {
   Lane4 lane = lane4_of();
-  if (lane.row >= c.rows) return;
-  i64 first = (i64)(c.first + lane.row) * COLUMNS + lane.column;
-  char *at = c.head + first * (FORMAT == FORMAT_F32 ? 4 : 2), *low = at + (i64)s.rows * COLUMNS * 2;
+  if (warp_of() * TILE + lane.row >= kept.channels) return;
+  char *at = kept.tile_at[warp_of()] + (lane.row * COLUMNS + lane.column) * (FORMAT == FORMAT_F32 ? 4 : 2);
+  char *low = at + (i64)s.rows * COLUMNS * 2;
 #pragma unroll
   for (i32 r = 0; r < ROWS; r++)
 #pragma unroll
@@ -363,21 +420,22 @@ DEVICE i32 dot_row() { return 2 * (lane_index() & 1) + (lane_index() >> 1 & 1); 
 // Canonical dot product of the lane's row dot_row(). Neighbours have the classes that xor 4 adds, lanes two apart those of xor 8, four apart
 // those of xor 16; xor 2 and 1 are within the lane. A lane that adds half of the rows leaves the other half to its partner.
 DEVICE float dot(const Cells &t, const Operand &o) {
-  float c[ROWS][WIDE] = {};
-#pragma unroll
-  for (i32 r = 0; r < ROWS; r++)
-#pragma unroll
-    for (i32 j = 0; j < BLOCKS; j++)
-#pragma unroll
-      for (i32 e = 0; e < WIDE; e++) c[r][e] = fma(t.v[r][j][e], o.v[j][e], c[r][e]);
   bool odd = lane_index() & 1, second = lane_index() & 2;
   float two[2];
 #pragma unroll
   for (i32 r = 0; r < 2; r++) {
-    float b[WIDE];
+    // Two rows at a time: registers for all four are not there.
+    float low[WIDE] = {}, high[WIDE] = {}, b[WIDE];
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++)
+#pragma unroll
+      for (i32 e = 0; e < WIDE; e++) {
+        low[e] = fma(t.v[r][j][e], o.v[j][e], low[e]);
+        high[e] = fma(t.v[r + 2][j][e], o.v[j][e], high[e]);
+      }
 #pragma unroll
     for (i32 e = 0; e < WIDE; e++) {
-      float kept = odd ? c[2 + r][e] : c[r][e], given = odd ? c[r][e] : c[2 + r][e];
+      float kept = odd ? high[e] : low[e], given = odd ? low[e] : high[e];
       b[e] = __fadd_rn(kept, __shfl_xor_sync(0xFFFFFFFFu, given, 1));
     }
     two[r] = __fadd_rn(__fadd_rn(b[0], b[2]), __fadd_rn(b[1], b[3]));
@@ -394,12 +452,27 @@ DEVICE void of_rows(float (&all)[ROWS], float own) {
     all[r] = __shfl_sync(0xFFFFFFFFu, own, (lane_index() & ~(SHARE - 1)) + (r / 2 + 2 * (r % 2)));
 }
 
-// Eight bfloat16 as they came, to eight floats in shared memory.
+// Eight bfloat16 as they came, by a factor, to eight floats in shared memory.
+DEVICE void put_bf16(float *to, const uint4 &raw, float factor) {
+  u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+  float v[8];
+#pragma unroll
+  for (i32 i = 0; i < 4; i++) {
+    v[2 * i] = __fmul_rn(from_bits(words[i] << 16), factor);
+    v[2 * i + 1] = __fmul_rn(from_bits(words[i] & 0xFFFF0000u), factor);
+  }
+  put8(to, v);
+}
+
 DEVICE void put_bf16(float *to, const uint4 &raw) {
-  ((float4 *)to)[0] = make_float4(from_bits(raw.x << 16), from_bits(raw.x & 0xFFFF0000u), from_bits(raw.y << 16),
-                                  from_bits(raw.y & 0xFFFF0000u));
-  ((float4 *)to)[1] = make_float4(from_bits(raw.z << 16), from_bits(raw.z & 0xFFFF0000u), from_bits(raw.w << 16),
-                                  from_bits(raw.w & 0xFFFF0000u));
+  u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+  float v[8];
+#pragma unroll
+  for (i32 i = 0; i < 4; i++) {
+    v[2 * i] = from_bits(words[i] << 16);
+    v[2 * i + 1] = from_bits(words[i] & 0xFFFF0000u);
+  }
+  put8(to, v);
 }
 
 // And back: what was bfloat16 loses nothing.

@@ -15,6 +15,14 @@ struct Gates {
 
 // The token's own row behind those of a chunk.
 enum : i32 { OWN = CHUNK };
+static_assert((i32)CHANNELS == (i32)COLUMNS, "rows of B and of x are as long");
+
+// Ring row 0 of the block's records.
+struct Rings {
+  const char *b;
+  const char *x;
+  const char *dt;
+};
 
 struct Memory {
   float b[CHUNK + 1][COLUMNS];
@@ -24,6 +32,8 @@ struct Memory {
   float skip[CHANNELS];
   float gate[CHANNELS];
   Kept kept;
+  Rings rings;
+  float g;  // the token's log decay
 };
 
 DEVICE Memory &memory() {
@@ -31,13 +41,25 @@ DEVICE Memory &memory() {
   return m;
 }
 
+// The token's record, in a ring row that holds no history.
+DEVICE void write_record(const Mamba2Params &p, const Memory &m, const Where &where) {
+  i32 lane = lane_index(), group = where.head / p.heads_per_group, row = m.kept.ring_row, rows = p.ring_rows;
+  i64 ring = m.kept.ring;
+  char *x = record_in(p.ring_x, ring, where.head, row, rows, p.state.rows * 2) + where.part * p.state.warps * TILE * 2;
+#pragma unroll 1
+  for (i32 i = 8 * threadIdx.x; i < m.kept.channels; i += 8 * blockDim.x) *(uint4 *)(x + 2 * i) = take_bf16(m.x[OWN] + i);
+  if (where.part != 0 || warp_of() != warps_of() - 1) return;
+  if (lane < UNITS && where.head % p.heads_per_group == 0)
+    ((uint4 *)record_in(p.ring_b, ring, group, row, rows, COLUMNS * 2))[lane] = take_bf16(m.b[OWN] + 8 * lane);
+  if (lane == OWN) *(float2 *)record_in(p.ring_dt, ring, where.head, row, rows, 8) = make_float2(m.gates[OWN].dt, m.g);
+}
+
 // Counted once for all heads of a row.
-DEVICE void tally_row(const Mamba2Params &p, const Item &item, const Stand &stand, bool extend) {
+DEVICE void tally_row(const Mamba2Params &p, const Kept &kept, bool extend) {
   const State &s = p.state;
-  if (item.head != 0 || item.part != 0 || threadIdx.x != 0) return;
   u64 bytes = (u64)s.heads * s.rows * COLUMNS * (s.format <= FORMAT_F32 ? 4 : 2);
   u64 record = (u64)s.heads * (s.rows * 2 + 8) + (u64)(s.heads / p.heads_per_group) * COLUMNS * 2;
-  tally(p.slots, !extend && stand.folds ? (u64)s.heads * s.tiles : 0, bytes, stand.folds ? bytes : 0, (u64)stand.held * record,
+  tally(p.slots, !extend && kept.folds ? (u64)s.heads * s.tiles : 0, bytes, kept.folds ? bytes : 0, (u64)kept.held * record,
         extend ? 0 : record);
 }
 
@@ -79,11 +101,16 @@ DEVICE void mamba2(const Mamba2Params &p) {
   }
   item.tile = checkpoint_of(s, p.place.layer, item.slot, item.head, item.part * s.warps + warp, 0);
   Cells t;
-  ask<FORMAT>(t, s, item.tile);
+  ask<FORMAT>(t, s, cells_at<FORMAT>(item.tile));
   Asked asked = ask_stand(p.slots, p.batch, s, item);
 
   // What does not need to know where anything stands.
   keep_item(m.kept, item, s, p.out);
+  if (threadIdx.x == 0) {
+    m.rings.b = record_in(p.ring_b, item.ring, group, 0, p.ring_rows, COLUMNS * 2);
+    m.rings.x = record_in(p.ring_x, item.ring, item.head, 0, p.ring_rows, s.rows * 2) + first * 2;
+    m.rings.dt = record_in(p.ring_dt, item.ring, item.head, 0, p.ring_rows, 8);
+  }
   if (warp == 0) put_bf16((lane < UNITS ? m.b[OWN] : m.c) + 8 * (lane % UNITS), token);
   if (!(lane & WIDE)) {
     m.x[OWN][channel] = from_bf16((u16)x_bits);
@@ -94,70 +121,57 @@ DEVICE void mamba2(const Mamba2Params &p) {
     float dt = from_one(dt_bits, p.dt.dtype);
     if (p.dt_bias.data) dt = __fadd_rn(dt, from_one(bias_bits, p.dt_bias.dtype));
     if (p.softplus) dt = softplus(dt);
-    // In place of the factor its log decay, for now.
-    if (lane == OWN) m.gates[OWN] = Gates{dt, __fmul_rn(from_one(a_bits, p.a.dtype), dt), 0, 0};
+    if (lane == OWN) {
+      m.gates[OWN].dt = dt;
+      m.g = __fmul_rn(from_one(a_bits, p.a.dtype), dt);
+    }
   }
   Stand stand;
   if (!stand_of(p.slots, s, item, extend, asked, stand)) {
-    give_up(p.slots, p.place, m.kept, item.channels, p.out);
+    give_up(p.slots, p.place, m.kept, item.row, p.out);
     return;
   }
-  tally_row(p, item, stand, extend);
-
-  keep_tag(m.kept, item, stand);
-  // Records, a warp each: lanes 0 .. 15 bring B, the others x. The token's goes to a ring row that holds no history.
-  i32 oldest = 0, unit = lane % UNITS, record_bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
-  const char *dts = nullptr, *records = nullptr;
-  if (!extend || stand.held > 0) {
-    i32 at = modulo(stand.position, p.ring_rows);
-    oldest = at - stand.held + (at < stand.held ? p.ring_rows : 0);
-    dts = record_in(p.ring_dt, item.ring, item.head, 0, p.ring_rows, 8);
-    records = lane < UNITS ? record_in(p.ring_b, item.ring, group, 0, p.ring_rows, COLUMNS * 2)
-                           : record_in(p.ring_x, item.ring, item.head, 0, p.ring_rows, s.rows * 2) + first * 2;
-    records += 16 * unit;
-    if (!extend) {
-      if (writes)
-        ((u16 *)record_in(p.ring_x, item.ring, item.head, at, p.ring_rows, s.rows * 2))[first + channel] =
-            (u16)(bits_of(m.x[OWN][channel]) >> 16);
-      if (warp == 0 && lane < UNITS && item.part == 0 && item.head % p.heads_per_group == 0)
-        *(uint4 *)(records + at * record_bytes) = take_bf16(m.b[OWN] + 8 * lane);
-      if (warp == last && lane == OWN && item.part == 0)
-        *(float2 *)(dts + at * 8) = make_float2(m.gates[OWN].dt, m.gates[OWN].factor);
-    }
-  }
-  bool brings = lane < UNITS || 8 * unit < item.channels;
+  keep_stand(m.kept, item, stand, !extend || stand.held > 0 ? modulo(stand.position, p.ring_rows) : 0, p.ring_rows);
+  Progress &progress = m.kept.progress[warp];
 
   float y = 0.0f;
 #pragma unroll 1
-  for (i32 begin = 0;; begin += CHUNK) {
-    i32 n = min(stand.held - begin, (i32)CHUNK);
-    if (begin > 0) __syncthreads();
+  for (bool is_first = true;; is_first = false) {
+    i32 n = min(progress.held, (i32)CHUNK), oldest = progress.oldest;
+    if (n > 0) {
+      __syncthreads();
+      // Records, a warp each: lanes 0 .. 15 bring B, the others x.
+      i32 unit = lane % UNITS, bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
+      const char *from = (lane < UNITS ? m.rings.b : m.rings.x) + 16 * unit;
+      float *to = (lane < UNITS ? m.b[0] : m.x[0]) + 8 * unit;
+      bool brings = lane < UNITS || 8 * unit < m.kept.channels;
 #pragma unroll 1
-    for (i32 i = warp; i < n; i += 2 * warps_of()) {
-      uint4 w[2];
+      for (i32 i = warp; i < n; i += 2 * warps_of()) {
+        uint4 w[2] = {};
 #pragma unroll
-      for (i32 e = 0; e < 2; e++) {
-        i32 number = min(i + e * warps_of(), n - 1);
-        if (brings) w[e] = *(const uint4 *)(records + row_behind(oldest, begin + number, p.ring_rows) * record_bytes);
-      }
+        for (i32 e = 0; e < 2; e++) {
+          i32 number = min(i + e * warps_of(), n - 1);
+          if (brings) w[e] = *(const uint4 *)(from + row_behind(oldest, number, p.ring_rows) * bytes);
+        }
 #pragma unroll
-      for (i32 e = 0; e < 2; e++) {
-        i32 number = i + e * warps_of();
-        if (brings && number < n) put_bf16((lane < UNITS ? m.b[number] : m.x[number]) + 8 * unit, w[e]);
+        for (i32 e = 0; e < 2; e++) {
+          i32 number = i + e * warps_of();
+          if (brings && number < n) put_bf16(to + number * COLUMNS, w[e]);
+        }
       }
     }
     // Gates: a lane for each record, and one for the token.
-    if (warp == last && (lane < n || (lane == OWN && begin == 0))) {
-      float2 pair = make_float2(m.gates[lane].dt, m.gates[lane].factor);
-      if (lane < n) pair = *(const float2 *)(dts + row_behind(oldest, begin + lane, p.ring_rows) * 8);
+    if (warp == last && (lane < n || (lane == OWN && is_first))) {
+      float2 pair = make_float2(m.gates[OWN].dt, m.g);
+      if (lane < n) pair = *(const float2 *)(m.rings.dt + row_behind(oldest, lane, p.ring_rows) * 8);
       Decay d = decay_of(pair.y);
       m.gates[lane] = Gates{pair.x, d.factor, d.slow, 0};
     }
     __syncthreads();
-    if (begin == 0) arrived<FORMAT>(t);
-    bool ends = begin + n == stand.held;
+    if (is_first) arrived<FORMAT>(t);
+    bool ends = n == progress.held;
 #pragma unroll 1
-    for (i32 i = max(stand.from - begin, 0); i < n + ends; i++) {
+    for (i32 i = max(progress.from, 0); i < n + ends; i++) {
       i32 r = i < n ? i : (i32)OWN;
       Gates gates = m.gates[r];
       float4 x = *(const float4 *)(m.x[r] + warp * TILE + lane4_of().row);
@@ -165,17 +179,21 @@ DEVICE void mamba2(const Mamba2Params &p) {
       decay(t, gates.factor, gates.slow);
       rank_one(t, xd, operand(m.b[r]));
       if (i == n) y = dot(t, operand(m.c));
-      if (begin + i + 1 == stand.stop) store<FORMAT>(t, s, item.tile);
+      if (i + 1 == progress.stop) store<FORMAT>(t, s, m.kept);
     }
     if (ends) break;
+    next_chunk(progress, p.ring_rows);
   }
 
-  if (writes) {
+  if (channel < m.kept.channels && !(lane & WIDE)) {
     if (p.d_skip.data) y = fma(m.skip[channel], m.x[OWN][channel], y);
     if (p.z.data) y = __fmul_rn(y, m.gate[channel]);
     store_one(m.kept.out + channel * size_of(p.out.dtype), p.out.dtype, y);
   }
   set_tag(m.kept);
+  Where where = where_of(s);
+  if (!extend) write_record(p, m, where);
+  if (threadIdx.x == 0 && where.head == 0 && where.part == 0) tally_row(p, m.kept, extend);
 }
 
 }  // namespace single

@@ -7,6 +7,7 @@ use super::params::{
     Batch, CHUNK, Carve, Component, DeltaFoldParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
     StateTensor, TOKENS, Tensor, gate as numbers, mode as number,
 };
+use super::single;
 use crate::error::{Error, Result};
 use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout};
 use crate::replay::launch::{self, DeltaArgs, Exec, Mode, PoolView, SlotsView};
@@ -61,7 +62,7 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
-    Ok(())
+    single::prepare(cuda, pool)
 }
 
 /// What steps, extends and folds have in common.
@@ -133,6 +134,9 @@ pub(super) fn run(
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
+    if let Some(done) = single::delta(cuda, &pool.config, mode, batch, args, &params, exec) {
+        return done;
+    }
     let key = if is_serial { serial } else { parallel };
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;
     if mode == Mode::Extend && batch.keep_tail > 0 {

@@ -108,6 +108,7 @@ impl Key {
                     keys.extend(matches!(format, 1 | 2).then(|| key(Work::Mamba2Decode, false, false)));
                     if matches!(format, 1 | 2) {
                         keys.push(key(Work::Mamba2Single, false, false));
+                        keys.extend([false, true].map(|kda| key(Work::DeltaSingle, false, kda)));
                     }
                 }
                 keys.push(key(Work::Mamba2Fold, false, false));
@@ -212,7 +213,7 @@ impl Key {
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
-            Work::Mamba2Single => true,
+            Work::Mamba2Single | Work::DeltaSingle => true,
             Work::Mamba2Parallel => arch < 100,
             Work::DeltaParallel => self.kda,
             _ => false,

@@ -1,15 +1,15 @@
-//! Launches of extends and EXACT steps of one token a row: `cuda/mamba2/single.cu`. They need alignment; what they cannot take, the serial
-//! form does, with the same bytes.
+//! Launches of extends and EXACT steps of one token a row: `cuda/mamba2/single.cu` and `cuda/delta/single.cu`. They need
+//! alignment; what they cannot take, the serial form does, with the same bytes.
 
 use std::cell::Cell;
 
 use super::Cuda;
 use super::instances::{COLUMNS, Key, Work};
-use super::params::{Component, Mamba2Params, Params, State};
+use super::params::{Component, DeltaParams, Mamba2Params, Params, State};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::replay::config::{DeltaKind, Family, Format, PoolConfig, Readout};
-use crate::replay::launch::{Batch, Exec, Mamba2Args, Mode, Tensor};
+use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, Mode, Tensor};
 
 /// Ring rows at most: positions are taken modulo their number in 32 bits.
 const MAX_RING_ROWS: i32 = 1 << 15;
@@ -87,6 +87,25 @@ pub(super) fn mamba2(
     let key = key(pool).filter(|_| takes(mode, pool.readout, batch.max_tokens, batch.keep_tail))?;
     let aligned = [&args.x, &args.b, &args.c].into_iter().all(is_aligned)
         && [&params.state.checkpoint, &params.ring_x, &params.ring_b, &params.ring_dt].into_iter().all(part_is_aligned);
+    if !aligned || params.ring_rows > MAX_RING_ROWS {
+        return None;
+    }
+    launch(cuda, key, exec, batch.n_rows, &params.state, params)
+}
+
+/// Enqueues a step or extend of a delta rule, if the kernel can take it.
+pub(super) fn delta(
+    cuda: &Cuda,
+    pool: &PoolConfig,
+    mode: Mode,
+    batch: &Batch,
+    args: &DeltaArgs,
+    params: &DeltaParams,
+    exec: &Exec,
+) -> Option<Result<()>> {
+    let key = key(pool).filter(|_| takes(mode, pool.readout, batch.max_tokens, batch.keep_tail))?;
+    let aligned = [&args.q, &args.k, &args.v].into_iter().all(is_aligned)
+        && [&params.state.checkpoint, &params.ring_k, &params.ring_v].into_iter().all(part_is_aligned);
     if !aligned || params.ring_rows > MAX_RING_ROWS {
         return None;
     }
