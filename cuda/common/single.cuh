@@ -52,20 +52,21 @@ struct Where {
   i32 row;
 };
 
-DEVICE Where where_of(const State &s) {
+DEVICE Where where_of(const State &s, i64 rows) {
   Where where;
   u32 index = blockIdx.x, parts = (u32)s.parts, heads = (u32)s.heads;
   where.part = parts > 1 ? (i32)(index % parts) : 0;
   if (parts > 1) index /= parts;
-  where.head = (i32)(index % heads);
-  where.row = (i32)(index / heads);
+  // A row alone does not wait for a division.
+  where.row = rows > 1 ? (i32)(index / heads) : 0;
+  where.head = (i32)(index - (u32)where.row * heads);
   return where;
 }
 
 // The block's item but for the slot, with the row's tokens.
 DEVICE Item item_of(const Batch &batch, const State &s, Named &named) {
   Item item;
-  Where where = where_of(s);
+  Where where = where_of(s, batch.n_rows);
   item.part = where.part;
   item.head = where.head;
   item.row = where.row;
@@ -130,14 +131,17 @@ struct Kept {
   i64 *tag_at[MAX_WARPS];
   i64 tag[MAX_WARPS];
   Progress progress[MAX_WARPS];
-  i32 held;      // records that the block has taken in
+  i32 held;      // records that the block takes in; negative: a tag cannot be trusted
   i32 folds;     // whether some tile's tag moves
   i32 ring_row;  // the token's
 };
 
+// A thread of the second warp, if there are two: the first has the tags to look at.
+DEVICE bool is_second() { return threadIdx.x == (blockDim.x > WARP ? WARP : 0); }
+
 DEVICE void keep_item(Kept &kept, const Item &item, const State &s, const Tensor &out) {
   if (lane_index() == 0) kept.tile_at[warp_of()] = item.tile.head + (i64)item.tile.first * COLUMNS * (s.format == FORMAT_F32 ? 4 : 2);
-  if (threadIdx.x != 0) return;
+  if (!is_second()) return;
   kept.channels = item.channels;
   kept.slot = item.slot;
   kept.ring = item.ring;
@@ -146,7 +150,6 @@ DEVICE void keep_item(Kept &kept, const Item &item, const State &s, const Tensor
 
 // Ends an item with a tag that cannot be trusted: nothing is written but zeros.
 DEVICE void give_up(const Slots &slots, const Place &place, const Kept &kept, i64 row, const Tensor &out) {
-  __syncthreads();
   if (threadIdx.x == 0) fault(slots, FAULT_POSITION, kept.slot, row, place.pool, place.layer);
   for (i32 i = threadIdx.x; i < kept.channels; i += blockDim.x) store_one(kept.out + i * size_of(out.dtype), out.dtype, 0.0f);
 }
@@ -165,10 +168,11 @@ DEVICE i32 largest(i32 x) {
 
 // A position modulo a number below 2^16, without a division of 64 bits: those are calls, which a tile in registers does not survive.
 DEVICE i32 modulo(i64 position, i32 n) {
-  u32 m = (u32)n, high = (u32)((u64)position >> 32) % m, low = (u32)position % m;
+  u32 m = (u32)n, high = (u32)((u64)position >> 32), low = (u32)position % m;
+  if (high == 0) return (i32)low;
   // 2^32 modulo n.
   u32 carry = (0xFFFFFFFFu % m + 1) % m;
-  return (i32)((high * carry + low) % m);
+  return (i32)((high % m * carry + low) % m);
 }
 
 // folds_of for a token, of a tag that is valid.
@@ -181,7 +185,7 @@ DEVICE i32 folds_of_token(const Slots &slots, i64 position, i64 tag, i64 flush_b
   return foldable + 1 > slots.window ? foldable : 0;
 }
 
-// What tells where tiles stand: of the ring and the row, and a tag for each of the block's tiles in the first lanes.
+// What tells where tiles stand, which the first warp asks for: of the ring and the row, and each tile's tag, in as many lanes.
 struct Asked {
   i64 position;
   i64 flush_before;
@@ -189,57 +193,43 @@ struct Asked {
   bool flush;
 };
 
+DEVICE i32 tiles_of(const State &s, const Item &item) { return min(s.tiles - item.part * s.warps, s.warps); }
+
 DEVICE Asked ask_stand(const Slots &slots, const Batch &batch, const State &s, const Item &item) {
-  i32 lane = lane_index();
-  bool exists = lane < min(s.tiles - item.part * s.warps, s.warps);
   const Cursor &c = slots.cursors[item.ring];
   Asked asked;
-  asked.tag = item.tile.tag[exists ? lane - warp_of() : -warp_of()];
+  asked.tag = item.tile.tag[lane_index() < tiles_of(s, item) ? lane_index() : 0];
   asked.position = c.position;
   asked.flush_before = c.flush_before;
   asked.flush = batch.flush ? batch.flush[item.row] : 0;
   return asked;
 }
 
-// Where tiles stand and will stand. Records are numbered from the oldest tag of the block on, the token comes behind them.
-struct Stand {
-  i64 position;
-  i32 held;    // records
-  i32 from;    // the first that this tile takes in
-  i32 stop;    // so many have been taken in, this tile's and others', when the checkpoint is stored; 0: it is not
-  bool folds;  // whether some tile's tag moves
-};
-
-// False: one of the tags cannot be trusted. Nobody may set a tag before all warps have read them: a barrier is the caller's.
-DEVICE bool stand_of(const Slots &slots, const State &s, const Item &item, bool extend, const Asked &asked, Stand &stand) {
-  bool exists = lane_index() < min(s.tiles - item.part * s.warps, s.warps);
-  stand.position = asked.position;
-  bool bad = exists && !tag_is_valid(slots, asked.position, asked.tag);
-  if (__ballot_sync(0xFFFFFFFFu, bad)) return false;
-  i32 held = exists ? (i32)(asked.position - asked.tag) : 0, folds = 0;
-  if (exists)
-    folds = extend ? held + 1 : folds_of_token(slots, asked.position, asked.tag, asked.flush_before, asked.flush);
-  stand.held = largest(held);
-  stand.folds = __ballot_sync(0xFFFFFFFFu, folds > 0) != 0;
-  i32 own = __shfl_sync(0xFFFFFFFFu, held, warp_of()), own_folds = __shfl_sync(0xFFFFFFFFu, folds, warp_of());
-  stand.from = stand.held - own;
-  stand.stop = own_folds > 0 ? stand.from + own_folds : 0;
-  return true;
-}
-
-DEVICE void keep_stand(Kept &kept, const Item &item, const Stand &stand, i32 ring_row, i32 ring_rows) {
-  if (lane_index() == 0) {
-    i32 oldest = ring_row - stand.held + (ring_row < stand.held ? ring_rows : 0);
-    if (warp_of() == 0) {
-      kept.held = stand.held;
-      kept.folds = stand.folds;
-      kept.ring_row = ring_row;
-    }
-    kept.tag_at[warp_of()] = stand.stop > 0 && item.tile.rows > 0 ? item.tile.tag : nullptr;
-    kept.tag[warp_of()] = stand.position - stand.held + stand.stop;
-    kept.progress[warp_of()] = Progress{stand.held, stand.from, stand.stop, oldest};
+// Where tiles stand and will stand, for all warps behind a barrier. Records are numbered from the oldest tag of the block on, the token comes
+// behind them.
+DEVICE void keep_stand(Kept &kept, const Slots &slots, const State &s, const Item &item, bool extend, const Asked &asked, i32 ring_rows) {
+  i32 lane = lane_index();
+  bool exists = lane < tiles_of(s, item), bad = exists && !tag_is_valid(slots, asked.position, asked.tag);
+  if (__ballot_sync(0xFFFFFFFFu, bad)) {
+    if (lane == 0) kept.held = -1;
+    return;
   }
-  __syncwarp();
+  i32 own = exists ? (i32)(asked.position - asked.tag) : 0, folds = 0;
+  if (exists) folds = extend ? own + 1 : folds_of_token(slots, asked.position, asked.tag, asked.flush_before, asked.flush);
+  i32 held = largest(own);
+  bool any = __ballot_sync(0xFFFFFFFFu, folds > 0) != 0;
+  i32 ring_row = !extend || held > 0 ? modulo(asked.position, ring_rows) : 0;
+  i32 oldest = ring_row - held + (ring_row < held ? ring_rows : 0);
+  if (lane == 0) {
+    kept.held = held;
+    kept.folds = any;
+    kept.ring_row = ring_row;
+  }
+  if (lane < warps_of()) {
+    kept.tag_at[lane] = folds > 0 ? item.tile.tag + lane : nullptr;
+    kept.tag[lane] = asked.tag + folds;
+    kept.progress[lane] = Progress{held, held - own, folds > 0 ? held - own + folds : 0, oldest};
+  }
 }
 
 // Row i of those that begin at a row.

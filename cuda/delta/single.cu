@@ -212,11 +212,12 @@ DEVICE void delta(const DeltaParams &p) {
   item.tile = checkpoint_of(s, p.place.layer, item.slot, item.head, item.part * s.warps + warp, 0);
   Cells t;
   ask<FORMAT>(t, s, cells_at<FORMAT>(item.tile));
-  Asked asked = ask_stand(p.slots, p.batch, s, item);
+  Asked asked;
+  if (warp == 0) asked = ask_stand(p.slots, p.batch, s, item);
 
   // What does not need to know where anything stands.
   keep_item(m.kept, item, s, p.out);
-  if (threadIdx.x == 0) {
+  if (is_second()) {
     m.k_at = span_at(item.span, p.k, 0, key);
     m.rings.k = record_in(p.ring_k, item.ring, key, 0, p.ring_rows, COLUMNS * 2);
     m.rings.v = record_in(p.ring_v, item.ring, item.head, 0, p.ring_rows, s.rows * 2) + first * 2;
@@ -259,12 +260,9 @@ DEVICE void delta(const DeltaParams &p) {
     }
   }
 
-  Stand stand;
-  if (!stand_of(p.slots, s, item, extend, asked, stand)) {
-    give_up(p.slots, p.place, m.kept, item.row, p.out);
-    return;
-  }
-  keep_stand(m.kept, item, stand, !extend || stand.held > 0 ? modulo(stand.position, p.ring_rows) : 0, p.ring_rows);
+  if (warp == 0) keep_stand(m.kept, p.slots, s, item, extend, asked, p.ring_rows);
+  __syncthreads();
+  if (m.kept.held < 0) return give_up(p.slots, p.place, m.kept, item.row, p.out);
   Progress &progress = m.kept.progress[warp];
 
   float o = 0.0f;
@@ -272,7 +270,7 @@ DEVICE void delta(const DeltaParams &p) {
   for (bool is_first = true;; is_first = false) {
     i32 n = min(progress.held, (i32)CHUNK), oldest = progress.oldest;
     if (n > 0) {
-      __syncthreads();
+      if (!is_first) __syncthreads();
       // Records, a warp each: lanes 0 .. 15 bring k, the others v. Where registers are short, one after the other.
       constexpr i32 AT_ONCE = FORMAT == FORMAT_F32 || IS_KDA ? 2 : 1;
       i32 unit = lane % UNITS, bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
@@ -295,36 +293,36 @@ DEVICE void delta(const DeltaParams &p) {
           if (brings && number < n) put_bf16(to + number * COLUMNS, w[e], norm[e]);
         }
       }
-    }
-    if (warp == last && lane < n) {
-      i32 row = row_behind(oldest, lane, p.ring_rows);
-      m.beta[lane] = *(const float *)(m.rings.beta + row * 4);
-      if (!IS_KDA) {
-        float g = *(const float *)(m.rings.g + row * 4);
-        Decay d = decay_of(g);
-        m.gates[lane].factor = d.factor;
-        m.gates[lane].slow = d.slow;
+      if (warp == last && lane < n) {
+        i32 row = row_behind(oldest, lane, p.ring_rows);
+        m.beta[lane] = *(const float *)(m.rings.beta + row * 4);
+        if (!IS_KDA) {
+          float g = *(const float *)(m.rings.g + row * 4);
+          Decay d = decay_of(g);
+          m.gates[lane].factor = d.factor;
+          m.gates[lane].slow = d.slow;
+        }
       }
-    }
-    if constexpr (IS_KDA) {
-      enum : i32 { AT_ONCE = 4 };
+      if constexpr (IS_KDA) {
+        enum : i32 { AT_ONCE = 4 };
 #pragma unroll 1
-      for (i32 i = warp; i < n * BLOCKS; i += AT_ONCE * warps_of()) {
-        float g[AT_ONCE];
+        for (i32 i = warp; i < n * BLOCKS; i += AT_ONCE * warps_of()) {
+          float g[AT_ONCE];
 #pragma unroll
-        for (i32 e = 0; e < AT_ONCE; e++) {
-          i32 number = min(i + e * warps_of(), n * BLOCKS - 1);
-          i32 row = row_behind(oldest, number / BLOCKS, p.ring_rows);
-          g[e] = ((const float *)(m.rings.g + row * G_BYTES))[BLOCK * (number % BLOCKS) + lane];
-        }
+          for (i32 e = 0; e < AT_ONCE; e++) {
+            i32 number = min(i + e * warps_of(), n * BLOCKS - 1);
+            i32 row = row_behind(oldest, number / BLOCKS, p.ring_rows);
+            g[e] = ((const float *)(m.rings.g + row * G_BYTES))[BLOCK * (number % BLOCKS) + lane];
+          }
 #pragma unroll
-        for (i32 e = 0; e < AT_ONCE; e++) {
-          i32 number = i + e * warps_of();
-          if (number < n * BLOCKS) put_decays(m.decays, number / BLOCKS, number % BLOCKS, g[e]);
+          for (i32 e = 0; e < AT_ONCE; e++) {
+            i32 number = i + e * warps_of();
+            if (number < n * BLOCKS) put_decays(m.decays, number / BLOCKS, number % BLOCKS, g[e]);
+          }
         }
       }
+      __syncthreads();
     }
-    __syncthreads();
     if (is_first) arrived<FORMAT>(t);
 #pragma unroll 1
     for (i32 i = max(progress.from, 0); i <= n; i++) {
@@ -348,7 +346,7 @@ DEVICE void delta(const DeltaParams &p) {
   if (channel < m.kept.channels && !(lane & WIDE))
     store_one(m.kept.out + channel * size_of(p.out.dtype), p.out.dtype, __fmul_rn(o, p.scale));
   set_tag(m.kept);
-  Where where = where_of(s);
+  Where where = where_of(s, p.batch.n_rows);
   if (!extend) write_record(p, m, where);
   if (threadIdx.x == 0 && where.head == 0 && where.part == 0) tally_row(p, IS_KDA, m.kept, extend);
 }

@@ -102,11 +102,12 @@ DEVICE void mamba2(const Mamba2Params &p) {
   item.tile = checkpoint_of(s, p.place.layer, item.slot, item.head, item.part * s.warps + warp, 0);
   Cells t;
   ask<FORMAT>(t, s, cells_at<FORMAT>(item.tile));
-  Asked asked = ask_stand(p.slots, p.batch, s, item);
+  Asked asked;
+  if (warp == 0) asked = ask_stand(p.slots, p.batch, s, item);
 
   // What does not need to know where anything stands.
   keep_item(m.kept, item, s, p.out);
-  if (threadIdx.x == 0) {
+  if (is_second()) {
     m.rings.b = record_in(p.ring_b, item.ring, group, 0, p.ring_rows, COLUMNS * 2);
     m.rings.x = record_in(p.ring_x, item.ring, item.head, 0, p.ring_rows, s.rows * 2) + first * 2;
     m.rings.dt = record_in(p.ring_dt, item.ring, item.head, 0, p.ring_rows, 8);
@@ -121,17 +122,16 @@ DEVICE void mamba2(const Mamba2Params &p) {
     float dt = from_one(dt_bits, p.dt.dtype);
     if (p.dt_bias.data) dt = __fadd_rn(dt, from_one(bias_bits, p.dt_bias.dtype));
     if (p.softplus) dt = softplus(dt);
-    if (lane == OWN) {
-      m.gates[OWN].dt = dt;
-      m.g = __fmul_rn(from_one(a_bits, p.a.dtype), dt);
+    float g = __fmul_rn(from_one(a_bits, p.a.dtype), dt);
+    Decay d = decay_of(g);
+    if (lane == 0) {
+      m.gates[OWN] = Gates{dt, d.factor, d.slow, 0};
+      m.g = g;
     }
   }
-  Stand stand;
-  if (!stand_of(p.slots, s, item, extend, asked, stand)) {
-    give_up(p.slots, p.place, m.kept, item.row, p.out);
-    return;
-  }
-  keep_stand(m.kept, item, stand, !extend || stand.held > 0 ? modulo(stand.position, p.ring_rows) : 0, p.ring_rows);
+  if (warp == 0) keep_stand(m.kept, p.slots, s, item, extend, asked, p.ring_rows);
+  __syncthreads();
+  if (m.kept.held < 0) return give_up(p.slots, p.place, m.kept, item.row, p.out);
   Progress &progress = m.kept.progress[warp];
 
   float y = 0.0f;
@@ -139,7 +139,7 @@ DEVICE void mamba2(const Mamba2Params &p) {
   for (bool is_first = true;; is_first = false) {
     i32 n = min(progress.held, (i32)CHUNK), oldest = progress.oldest;
     if (n > 0) {
-      __syncthreads();
+      if (!is_first) __syncthreads();
       // Records, a warp each: lanes 0 .. 15 bring B, the others x.
       i32 unit = lane % UNITS, bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
       const char *from = (lane < UNITS ? m.rings.b : m.rings.x) + 16 * unit;
@@ -159,19 +159,18 @@ DEVICE void mamba2(const Mamba2Params &p) {
           if (brings && number < n) put_bf16(to + number * COLUMNS, w[e]);
         }
       }
+      // Gates, a lane for each record.
+      if (warp == last && lane < n) {
+        float2 pair = *(const float2 *)(m.rings.dt + row_behind(oldest, lane, p.ring_rows) * 8);
+        Decay d = decay_of(pair.y);
+        m.gates[lane] = Gates{pair.x, d.factor, d.slow, 0};
+      }
+      __syncthreads();
     }
-    // Gates: a lane for each record, and one for the token.
-    if (warp == last && (lane < n || (lane == OWN && is_first))) {
-      float2 pair = make_float2(m.gates[OWN].dt, m.g);
-      if (lane < n) pair = *(const float2 *)(m.rings.dt + row_behind(oldest, lane, p.ring_rows) * 8);
-      Decay d = decay_of(pair.y);
-      m.gates[lane] = Gates{pair.x, d.factor, d.slow, 0};
-    }
-    __syncthreads();
     if (is_first) arrived<FORMAT>(t);
-    bool ends = n == progress.held;
 #pragma unroll 1
-    for (i32 i = max(progress.from, 0); i < n + ends; i++) {
+    for (i32 i = max(progress.from, 0); i <= n; i++) {
+      if (i == n && n < progress.held) break;
       i32 r = i < n ? i : (i32)OWN;
       Gates gates = m.gates[r];
       float4 x = *(const float4 *)(m.x[r] + warp * TILE + lane4_of().row);
@@ -181,7 +180,7 @@ DEVICE void mamba2(const Mamba2Params &p) {
       if (i == n) y = dot(t, operand(m.c));
       if (i + 1 == progress.stop) store<FORMAT>(t, s, m.kept);
     }
-    if (ends) break;
+    if (n == progress.held) break;
     next_chunk(progress, p.ring_rows);
   }
 
@@ -191,7 +190,7 @@ DEVICE void mamba2(const Mamba2Params &p) {
     store_one(m.kept.out + channel * size_of(p.out.dtype), p.out.dtype, y);
   }
   set_tag(m.kept);
-  Where where = where_of(s);
+  Where where = where_of(s, p.batch.n_rows);
   if (!extend) write_record(p, m, where);
   if (threadIdx.x == 0 && where.head == 0 && where.part == 0) tally_row(p, m.kept, extend);
 }
