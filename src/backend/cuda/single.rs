@@ -15,6 +15,8 @@ use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, Mode, Tensor};
 const MAX_RING_ROWS: i32 = 1 << 15;
 /// What a 16-byte load brings of bfloat16.
 const UNIT: usize = 8;
+/// Warps of a block, but for heads of five tiles.
+const MOST_WARPS: i32 = 4;
 
 thread_local! {
     /// For tests, which are to know that these kernels are what they compare.
@@ -64,6 +66,27 @@ fn part_is_aligned(component: &Component) -> bool {
     (component.base as i64 | component.stride) % 16 == 0
 }
 
+/// How many tiles, and warps, a block has. Blocks are at different points of their work, and four on a multiprocessor keep it busier than two
+/// twice as large ones; but what they do for all of their tiles is done more often. Where there are few, they are smaller, so that each
+/// multiprocessor gets one.
+fn warps_of(tiles: i32, heads: i32, n_rows: i64, multiprocessors: u32) -> i32 {
+    let mut parts = (tiles + MOST_WARPS - 1) / MOST_WARPS;
+    // A short last block would have idle warps; so one of five may be.
+    if tiles == MOST_WARPS + 1 {
+        parts = 1;
+    }
+    while parts < tiles && n_rows.saturating_mul((heads * parts).into()) * 2 <= multiprocessors.into() {
+        parts *= 2;
+    }
+    (tiles + parts - 1) / parts
+}
+
+/// A call's states as blocks of the kernel share them.
+fn shared_out(cuda: &Cuda, state: &State, n_rows: i64) -> State {
+    let warps = warps_of(state.tiles, state.heads, n_rows, cuda.device.multiprocessors);
+    State { warps, parts: (state.tiles + warps - 1) / warps, ..*state }
+}
+
 /// Enqueues a call if the kernel can take it: a block for each head (or part of one) of a row, a warp for each of its tiles.
 fn launch<P: Params>(cuda: &Cuda, key: Key, exec: &Exec, n_rows: i64, state: &State, params: &P) -> Option<Result<()>> {
     let blocks = n_rows.checked_mul(i64::from(state.heads) * i64::from(state.parts))?;
@@ -90,7 +113,8 @@ pub(super) fn mamba2(
     if !aligned || params.ring_rows > MAX_RING_ROWS {
         return None;
     }
-    launch(cuda, key, exec, batch.n_rows, &params.state, params)
+    let state = shared_out(cuda, &params.state, batch.n_rows);
+    launch(cuda, key, exec, batch.n_rows, &state, &Mamba2Params { state, ..*params })
 }
 
 /// Enqueues a step or extend of a delta rule, if the kernel can take it.
@@ -109,12 +133,34 @@ pub(super) fn delta(
     if !aligned || params.ring_rows > MAX_RING_ROWS {
         return None;
     }
-    launch(cuda, key, exec, batch.n_rows, &params.state, params)
+    let state = shared_out(cuda, &params.state, batch.n_rows);
+    launch(cuda, key, exec, batch.n_rows, &state, &DeltaParams { state, ..*params })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_have_four_tiles_unless_there_are_few_of_them() {
+        // Tiles, heads, rows: warps of a block on 132 multiprocessors.
+        for (tiles, heads, rows, warps) in [
+            (4, 128, 256, 4),
+            (4, 128, 1, 4),
+            (8, 64, 256, 4),
+            (8, 64, 1, 4),
+            (8, 32, 1, 2),
+            (8, 8, 1, 1),
+            (5, 96, 256, 5),
+            (5, 96, 1, 5),
+            (6, 96, 8, 3),
+            (9, 96, 8, 3),
+            (16, 96, 8, 4),
+            (1, 2, 1, 1),
+        ] {
+            assert_eq!(warps_of(tiles, heads, rows, 132), warps, "{tiles} tiles of {heads} heads, {rows} rows");
+        }
+    }
 
     #[test]
     fn single_tokens_are_taken_whose_arithmetic_is_serial() {
