@@ -90,6 +90,13 @@ impl Rigs {
                     }
                 }
             }
+            // What is not finite stays in its own row of the state.
+            if !spec.checks && rng.below(20) == 0 {
+                for token in tokens.iter_mut().flatten() {
+                    let i = rng.below(token.x.len());
+                    token.x[i] = [0x7F80, 0xFFC1][rng.below(2)];
+                }
+            }
             let mut row = Row { flush: rng.below(9) == 0, ..Row::new(slot, &tokens) };
             if rng.below(8) == 0 {
                 (row.slot, row.flush) = (-1, false);

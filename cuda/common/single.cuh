@@ -324,8 +324,13 @@ DEVICE void arrived(Cells &t) {
     }
 }
 
-// Stores a tile. Of bfloat16 it becomes what was stored.
-template <i32 FORMAT>
+template <bool HAS_NANS>
+DEVICE float of_state(float x) {
+  return HAS_NANS ? canonical(x) : x;
+}
+
+// Stores a tile. Of bfloat16 it becomes what was stored. HAS_NANS: whether there can be any, which are to become canonical.
+template <i32 FORMAT, bool HAS_NANS>
 DEVICE void store(Cells &t, const State &s, const Kept &kept) {
   Lane4 lane = lane4_of();
   if (warp_of() * TILE + lane.row >= kept.channels) return;
@@ -338,13 +343,13 @@ DEVICE void store(Cells &t, const State &s, const Kept &kept) {
       float(&v)[WIDE] = t.v[r][j];
       if constexpr (FORMAT == FORMAT_F32) {
         *(float4 *)(at + (r * COLUMNS + j * BLOCK) * 4) =
-            make_float4(canonical(v[0]), canonical(v[1]), canonical(v[2]), canonical(v[3]));
+            make_float4(of_state<HAS_NANS>(v[0]), of_state<HAS_NANS>(v[1]), of_state<HAS_NANS>(v[2]), of_state<HAS_NANS>(v[3]));
       } else {
         u32 words[2], second[2];
 #pragma unroll
         for (i32 i = 0; i < 2; i++) {
           if (FORMAT == FORMAT_SPLIT32) {
-            float a = canonical(v[2 * i]), b = canonical(v[2 * i + 1]);
+            float a = of_state<HAS_NANS>(v[2 * i]), b = of_state<HAS_NANS>(v[2 * i + 1]);
             u32 ha = high_plane(a), hb = high_plane(b);
             words[i] = (ha & 0xFFFFu) | hb << 16;
             second[i] = low_plane(a, ha) | low_plane(b, hb) << 16;
@@ -358,6 +363,16 @@ DEVICE void store(Cells &t, const State &s, const Kept &kept) {
         if (FORMAT == FORMAT_SPLIT32) *(uint2 *)(low + (r * COLUMNS + j * BLOCK) * 2) = make_uint2(second[0], second[1]);
       }
     }
+}
+
+// The same, with a sum that all of the lane's elements are in: a NaN among those would have made it one. Looking at each is a third of what
+// a plain update computes.
+template <i32 FORMAT>
+DEVICE void store(Cells &t, const State &s, const Kept &kept, float sum) {
+  if (__ballot_sync(0xFFFFFFFFu, is_nan(sum)))
+    store<FORMAT, true>(t, s, kept);
+  else
+    store<FORMAT, false>(t, s, kept);
 }
 
 // A lane's columns of a row of floats in shared memory.

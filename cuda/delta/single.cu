@@ -337,7 +337,7 @@ DEVICE void delta(const DeltaParams &p) {
       of_rows(us, __fmul_rn(m.beta[r], __fsub_rn(m.v[r][warp_of() * TILE + lane4_of().row + dot_row()], u)));
       rank_one(t, us, k);
       if (i == n) o = dot(t, operand(m.q));
-      if (i + 1 == m.kept.progress[warp_of()].stop) store<FORMAT>(t, s, m.kept);
+      if (i + 1 == m.kept.progress[warp_of()].stop) store<FORMAT>(t, s, m.kept, i == n ? o : from_bits(CANONICAL_NAN));
     }
     if (n == progress.held) break;
     next_chunk(progress, p.ring_rows);

@@ -178,7 +178,7 @@ DEVICE void mamba2(const Mamba2Params &p) {
       decay(t, gates.factor, gates.slow);
       rank_one(t, xd, operand(m.b[r]));
       if (i == n) y = dot(t, operand(m.c));
-      if (i + 1 == progress.stop) store<FORMAT>(t, s, m.kept);
+      if (i + 1 == progress.stop) store<FORMAT>(t, s, m.kept, i == n ? y : from_bits(CANONICAL_NAN));
     }
     if (n == progress.held) break;
     next_chunk(progress, p.ring_rows);
