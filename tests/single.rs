@@ -12,7 +12,7 @@ use replayssm::ffi::*;
 #[global_allocator]
 static HEAP: device::Heap = device::Heap::ON_CUDA;
 
-const FORMATS: [i32; 2] = [REPLAYSSM_FORMAT_F32, REPLAYSSM_FORMAT_SPLIT32];
+const FORMATS: [i32; 3] = [REPLAYSSM_FORMAT_F32, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_FORMAT_BF16];
 
 fn aligned(family: i32, seed: u64) -> Spec {
     Spec {
@@ -215,7 +215,7 @@ fn extends_of_pools_with_other_readouts() {
 fn rows_of_other_sizes() {
     for family in FAMILIES {
         for (headdim, heads, groups) in [(24, 3, 3), (8, 4, 1), (80, 2, 1), (128, 2, 2), (136, 2, 1)] {
-            let format = FORMATS[headdim / 8 % 2];
+            let format = FORMATS[headdim / 8 % 3];
             Rigs::new(Spec { headdim, heads, groups, slots: 4, format, ..aligned(family, 3) }).run(12);
         }
     }
@@ -260,7 +260,7 @@ fn options() {
         ]);
     }
     for (i, spec) in specs.into_iter().enumerate() {
-        Rigs::new(Spec { format: FORMATS[i % 2], ..spec }).run(16);
+        Rigs::new(Spec { format: FORMATS[i % 3], ..spec }).run(16);
     }
 }
 

@@ -106,7 +106,7 @@ impl Key {
                 if columns == COLUMNS[0] {
                     keys.extend(matches!(format, 1 | 3).then(|| key(Work::Mamba2Decode, true, false)));
                     keys.extend(matches!(format, 1 | 2).then(|| key(Work::Mamba2Decode, false, false)));
-                    if matches!(format, 1 | 2) {
+                    if matches!(format, 1..=3) {
                         keys.push(key(Work::Mamba2Single, false, false));
                         keys.extend([false, true].map(|kda| key(Work::DeltaSingle, false, kda)));
                     }

@@ -38,7 +38,12 @@ pub(super) fn key(pool: &PoolConfig) -> Option<Key> {
     let dims = pool.family.state()?;
     let fits = dims.columns == usize::from(COLUMNS[0]) && dims.rows.is_multiple_of(UNIT) && pool.io == Dtype::Bf16;
     let key = Key { work, format: pool.format as u8, high: false, kda, columns: COLUMNS[0] };
-    (fits && matches!(pool.format, Format::Split32 | Format::F32)).then_some(key)
+    let format = match pool.format {
+        Format::Split32 | Format::F32 => true,
+        Format::Bf16 => !pool.stochastic,
+        Format::F16 => false,
+    };
+    (fits && format).then_some(key)
 }
 
 /// Loads it.
