@@ -79,9 +79,9 @@ a decoding kernel frees a stage too soon~cuda/mamba2/decode.cu~s/ptx_barrier_ini
 a kernel of single tokens stores a record late~cuda/mamba2/single.cu~s/i \+ 1 == progress\.stop/i == progress.stop/~--test single few_of_mamba2
 a kernel of single tokens takes its record's gates from elsewhere~cuda/mamba2/single.cu~s/row_behind\(oldest, lane, p\.ring_rows\)/row_behind(oldest, lane + 1, p.ring_rows)/~--test single few_of_mamba2
 a kernel of single tokens skips a ring row~cuda/common/single.cuh~s/i32 row = first \+ i;/i32 row = first + i + (i > 1);/~--test single few_of_gdn
-a kernel of single tokens without a barrier behind what it stages~cuda/delta/single.cu~s/__syncthreads\(\);\n(    if \(is_first\) arrived)/$1/~--test single few_of_gdn
+a kernel of single tokens without a barrier behind what it stages~cuda/delta/single.cu~s/__syncthreads\(\);\n(    \}\n    if \(is_first\) arrived)/$1/~--test single few_of_gdn
 contraction in a kernel of single tokens~cuda/delta/single.cu~s/__fmul_rn\(m\.beta\[r\], __fsub_rn\((m\.v\[r\]\[.*?\]), u\)\)/fma(m.beta[r], $1, -__fmul_rn(m.beta[r], u))/~--test single few_of_kda
-a kernel of single tokens believes any tag~cuda/common/single.cuh~s/bool bad = exists && /bool bad = false \&\& /~--test single tags_that
+a kernel of single tokens believes any tag~cuda/common/single.cuh~s/bad = exists && !tag_is/bad = false \&\& !tag_is/~--test single tags_that
 a kernel commits all tokens~cuda/slots/commit.cu~s/cursor\.position \+ count;/cursor.position + len;/~--test across few_models_of_mamba2
 a rewind kernel does not go back to a checkpoint~cuda/slots/rewind.cu~s/position >= newest/position > newest/~--test across few_models_of_kda
 a blob without the first record of a history~src/replay/save.rs~s/_ => oldest\.\.position/_ => oldest + 1..position/~--test save live_blob

@@ -139,6 +139,9 @@ struct Kept {
 // A thread of the second warp, if there are two: the first has the tags to look at.
 DEVICE bool is_second() { return threadIdx.x == (blockDim.x > WARP ? WARP : 0); }
 
+// The channel that a thread brings what is needed of: the first ones the second warp, if there are two.
+DEVICE i32 brought_channel() { return (i32)(threadIdx.x >= WARP ? threadIdx.x - WARP : threadIdx.x + blockDim.x - WARP); }
+
 DEVICE void keep_item(Kept &kept, const Item &item, const State &s, const Tensor &out) {
   if (lane_index() == 0) kept.tile_at[warp_of()] = item.tile.head + (i64)item.tile.first * COLUMNS * (s.format == FORMAT_F32 ? 4 : 2);
   if (!is_second()) return;

@@ -74,14 +74,16 @@ DEVICE float gate_of(const DeltaParams &p, float a, float x) {
   return x;
 }
 
-// The token's record, in a ring row that holds no history. k and its norm once for all value heads that share it.
+// The token's record, in a ring row that holds no history. k and its norm once for all value heads that share it. Work
+// of the first and of the last warp.
 template <bool IS_KDA>
 DEVICE void write_record(const DeltaParams &p, const Memory<IS_KDA> &m, const Where &where) {
   i32 lane = lane_index(), warp = warp_of(), key = key_head(p, where.head), row = m.kept.ring_row, rows = p.ring_rows;
   i64 ring = m.kept.ring;
-  char *v = record_in(p.ring_v, ring, where.head, row, rows, p.state.rows * 2) + where.part * p.state.warps * TILE * 2;
-#pragma unroll 1
-  for (i32 i = 8 * threadIdx.x; i < m.kept.channels; i += 8 * blockDim.x) *(uint4 *)(v + 2 * i) = take_bf16(m.v[OWN] + i);
+  if (warp == 0 && 8 * lane < m.kept.channels) {
+    char *v = record_in(p.ring_v, ring, where.head, row, rows, p.state.rows * 2) + where.part * p.state.warps * TILE * 2;
+    ((uint4 *)v)[lane] = take_bf16(m.v[OWN] + 8 * lane);
+  }
   if (where.part != 0) return;
   if (warp == warps_of() - 1) {
     float *g = (float *)record_in(p.ring_g, ring, where.head, row, rows, IS_KDA ? 4 * COLUMNS : 4);
@@ -173,6 +175,19 @@ DEVICE void decay_columns(Cells &t, const ColumnDecays &d, i32 row) {
   }
 }
 
+// Takes a record or the token in.
+template <bool IS_KDA>
+DEVICE void take_in(Cells &t, const Memory<IS_KDA> &m, i32 r) {
+  if constexpr (IS_KDA)
+    decay_columns(t, m.decays, r);
+  else
+    decay(t, m.gates[r].factor, m.gates[r].slow);
+  Operand k = operand(m.k[r]);
+  float u = dot(t, k), us[ROWS];
+  of_rows(us, __fmul_rn(m.beta[r], __fsub_rn(m.v[r][warp_of() * TILE + lane4_of().row + dot_row()], u)));
+  rank_one(t, us, k);
+}
+
 template <i32 FORMAT, bool IS_KDA>
 DEVICE void delta(const DeltaParams &p) {
   constexpr i32 G_BYTES = IS_KDA ? 4 * COLUMNS : 4;
@@ -185,9 +200,9 @@ DEVICE void delta(const DeltaParams &p) {
   i32 key = key_head(p, item.head), first = first_channel(s, item);
 
   // The token: the first warp brings k, the second one q, the last one beta and GDN's gate; KDA's 32 columns each from the last one back;
-  // each lane the value of its own row.
-  i32 own = lane4_of().row + dot_row(), channel = warp * TILE + own, block = last - warp;
-  bool writes = channel < item.channels && !(lane & WIDE), brings_k = warp == 0, brings_q = warp == min(1, last);
+  // all of them values.
+  i32 channel = brought_channel(), block = last - warp;
+  bool brings_v = channel < item.channels, brings_k = warp == 0, brings_q = warp == min(1, last);
   bool brings_g = IS_KDA ? block < BLOCKS : block == 0;
   Classes k_bits = {}, q_bits = {};
   u32 v_bits = 0, beta_bits = 0, g_bits = 0, bias_bits = 0, a_bits = 0;
@@ -201,7 +216,7 @@ DEVICE void delta(const DeltaParams &p) {
       if (p.dt_bias.data) bias_bits = ask_one(tensor_at(p.dt_bias, 0, 0, item.head) + at * size_of(p.dt_bias.dtype), p.dt_bias.dtype);
       if (p.a_log.data) a_bits = ask_one(tensor_at(p.a_log, 0, 0, item.head), p.a_log.dtype);
     }
-    if (writes) v_bits = ((const u16 *)span_at(item.span, p.v, 0, item.head))[first + channel];
+    if (brings_v) v_bits = ((const u16 *)span_at(item.span, p.v, 0, item.head))[first + channel];
   }
 
   resolve(p.slots, p.batch, p.place, named, item);
@@ -225,7 +240,7 @@ DEVICE void delta(const DeltaParams &p) {
     m.rings.beta = record_in(p.ring_beta, item.ring, item.head, 0, p.ring_rows, 4);
     m.rings.g = record_in(p.ring_g, item.ring, item.head, 0, p.ring_rows, G_BYTES);
   }
-  if (!(lane & WIDE)) m.v[OWN][channel] = from_bf16((u16)v_bits);
+  if (brings_v) m.v[OWN][channel] = from_bf16((u16)v_bits);
   if (brings_k) {
     float norm = put_normalised(p, m.k[OWN], k_bits);
     if (lane == 0) m.norm = norm;
@@ -265,7 +280,6 @@ DEVICE void delta(const DeltaParams &p) {
   if (m.kept.held < 0) return give_up(p.slots, p.place, m.kept, item.row, p.out);
   Progress &progress = m.kept.progress[warp];
 
-  float o = 0.0f;
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
     i32 n = min(progress.held, (i32)CHUNK), oldest = progress.oldest;
@@ -325,27 +339,22 @@ DEVICE void delta(const DeltaParams &p) {
     }
     if (is_first) arrived<FORMAT>(t);
 #pragma unroll 1
-    for (i32 i = max(progress.from, 0); i <= n; i++) {
-      if (i == n && n < m.kept.progress[warp_of()].held) break;
-      i32 r = i < n ? i : (i32)OWN, warp = warp_of();
-      if constexpr (IS_KDA)
-        decay_columns(t, m.decays, r);
-      else
-        decay(t, m.gates[r].factor, m.gates[r].slow);
-      Operand k = operand(m.k[r]);
-      float u = dot(t, k), us[ROWS];
-      of_rows(us, __fmul_rn(m.beta[r], __fsub_rn(m.v[r][warp_of() * TILE + lane4_of().row + dot_row()], u)));
-      rank_one(t, us, k);
-      if (i == n) o = dot(t, operand(m.q));
-      if (i + 1 == m.kept.progress[warp_of()].stop) store<FORMAT>(t, s, m.kept, i == n ? o : from_bits(CANONICAL_NAN));
+    for (i32 i = max(progress.from, 0); i < n; i++) {
+      take_in(t, m, i);
+      if (i + 1 == progress.stop) store<FORMAT, true>(t, s, m.kept);
     }
     if (n == progress.held) break;
     next_chunk(progress, p.ring_rows);
   }
+  take_in(t, m, OWN);
+  float o = dot(t, operand(m.q));
+  if (progress.held + 1 == progress.stop) store<FORMAT>(t, s, m.kept, o);
 
-  if (channel < m.kept.channels && !(lane & WIDE))
-    store_one(m.kept.out + channel * size_of(p.out.dtype), p.out.dtype, __fmul_rn(o, p.scale));
+  i32 own = warp * TILE + lane4_of().row + dot_row();
+  if (own < m.kept.channels && !(lane & WIDE))
+    store_one(m.kept.out + own * size_of(p.out.dtype), p.out.dtype, __fmul_rn(o, p.scale));
   set_tag(m.kept);
+  if (warp != 0 && warp != last) return;
   Where where = where_of(s, p.batch.n_rows);
   if (!extend) write_record(p, m, where);
   if (threadIdx.x == 0 && where.head == 0 && where.part == 0) tally_row(p, IS_KDA, m.kept, extend);

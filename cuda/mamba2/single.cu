@@ -41,13 +41,14 @@ DEVICE Memory &memory() {
   return m;
 }
 
-// The token's record, in a ring row that holds no history.
+// The token's record, in a ring row that holds no history. Work of the first and of the last warp.
 DEVICE void write_record(const Mamba2Params &p, const Memory &m, const Where &where) {
   i32 lane = lane_index(), group = where.head / p.heads_per_group, row = m.kept.ring_row, rows = p.ring_rows;
   i64 ring = m.kept.ring;
-  char *x = record_in(p.ring_x, ring, where.head, row, rows, p.state.rows * 2) + where.part * p.state.warps * TILE * 2;
-#pragma unroll 1
-  for (i32 i = 8 * threadIdx.x; i < m.kept.channels; i += 8 * blockDim.x) *(uint4 *)(x + 2 * i) = take_bf16(m.x[OWN] + i);
+  if (warp_of() == 0 && 8 * lane < m.kept.channels) {
+    char *x = record_in(p.ring_x, ring, where.head, row, rows, p.state.rows * 2) + where.part * p.state.warps * TILE * 2;
+    ((uint4 *)x)[lane] = take_bf16(m.x[OWN] + 8 * lane);
+  }
   if (where.part != 0 || warp_of() != warps_of() - 1) return;
   if (lane < UNITS && where.head % p.heads_per_group == 0)
     ((uint4 *)record_in(p.ring_b, ring, group, row, rows, COLUMNS * 2))[lane] = take_bf16(m.b[OWN] + 8 * lane);
@@ -63,6 +64,15 @@ DEVICE void tally_row(const Mamba2Params &p, const Kept &kept, bool extend) {
         extend ? 0 : record);
 }
 
+// Takes a record or the token in.
+DEVICE void take_in(Cells &t, const Memory &m, i32 r) {
+  Gates gates = m.gates[r];
+  float4 x = *(const float4 *)(m.x[r] + warp_of() * TILE + lane4_of().row);
+  float xd[ROWS] = {__fmul_rn(x.x, gates.dt), __fmul_rn(x.y, gates.dt), __fmul_rn(x.z, gates.dt), __fmul_rn(x.w, gates.dt)};
+  decay(t, gates.factor, gates.slow);
+  rank_one(t, xd, operand(m.b[r]));
+}
+
 template <i32 FORMAT>
 DEVICE void mamba2(const Mamba2Params &p) {
   const State &s = p.state;
@@ -73,9 +83,9 @@ DEVICE void mamba2(const Mamba2Params &p) {
   Item item = item_of(p.batch, s, named);
   i32 group = item.head / p.heads_per_group, first = first_channel(s, item);
 
-  // The token: the first warp brings B (lanes 0 .. 15) and C, the last one the gates, each lane what belongs to its own row.
-  i32 own = lane4_of().row + dot_row(), channel = warp * TILE + own;
-  bool writes = channel < item.channels && !(lane & WIDE);
+  // The token: the first warp brings B (lanes 0 .. 15) and C, the last one the gates, the others what belongs to rows.
+  i32 channel = brought_channel();
+  bool brings = channel < item.channels;
   uint4 token = make_uint4(0, 0, 0, 0);
   u32 dt_bits = 0, bias_bits = 0, a_bits = 0, x_bits = 0, skip_bits = 0, z_bits = 0;
   if (item.span.len > 0) {
@@ -85,7 +95,7 @@ DEVICE void mamba2(const Mamba2Params &p) {
       a_bits = ask_one(tensor_at(p.a, 0, 0, item.head), p.a.dtype);
       if (p.dt_bias.data) bias_bits = ask_one(tensor_at(p.dt_bias, 0, 0, item.head), p.dt_bias.dtype);
     }
-    if (writes) {
+    if (brings) {
       i32 row = first + channel;
       x_bits = ((const u16 *)span_at(item.span, p.x, 0, item.head))[row];
       if (p.d_skip.data)
@@ -113,7 +123,7 @@ DEVICE void mamba2(const Mamba2Params &p) {
     m.rings.dt = record_in(p.ring_dt, item.ring, item.head, 0, p.ring_rows, 8);
   }
   if (warp == 0) put_bf16((lane < UNITS ? m.b[OWN] : m.c) + 8 * (lane % UNITS), token);
-  if (!(lane & WIDE)) {
+  if (brings) {
     m.x[OWN][channel] = from_bf16((u16)x_bits);
     m.skip[channel] = from_one(skip_bits, p.d_skip.dtype);
     m.gate[channel] = p.z.data ? silu(from_one(z_bits, p.z.dtype)) : 1.0f;
@@ -134,7 +144,6 @@ DEVICE void mamba2(const Mamba2Params &p) {
   if (m.kept.held < 0) return give_up(p.slots, p.place, m.kept, item.row, p.out);
   Progress &progress = m.kept.progress[warp];
 
-  float y = 0.0f;
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
     i32 n = min(progress.held, (i32)CHUNK), oldest = progress.oldest;
@@ -144,19 +153,19 @@ DEVICE void mamba2(const Mamba2Params &p) {
       i32 unit = lane % UNITS, bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
       const char *from = (lane < UNITS ? m.rings.b : m.rings.x) + 16 * unit;
       float *to = (lane < UNITS ? m.b[0] : m.x[0]) + 8 * unit;
-      bool brings = lane < UNITS || 8 * unit < m.kept.channels;
+      bool is_used = lane < UNITS || 8 * unit < m.kept.channels;
 #pragma unroll 1
       for (i32 i = warp; i < n; i += 2 * warps_of()) {
         uint4 w[2] = {};
 #pragma unroll
         for (i32 e = 0; e < 2; e++) {
           i32 number = min(i + e * warps_of(), n - 1);
-          if (brings) w[e] = *(const uint4 *)(from + row_behind(oldest, number, p.ring_rows) * bytes);
+          if (is_used) w[e] = *(const uint4 *)(from + row_behind(oldest, number, p.ring_rows) * bytes);
         }
 #pragma unroll
         for (i32 e = 0; e < 2; e++) {
           i32 number = i + e * warps_of();
-          if (brings && number < n) put_bf16(to + number * COLUMNS, w[e]);
+          if (is_used && number < n) put_bf16(to + number * COLUMNS, w[e]);
         }
       }
       // Gates, a lane for each record.
@@ -169,27 +178,25 @@ DEVICE void mamba2(const Mamba2Params &p) {
     }
     if (is_first) arrived<FORMAT>(t);
 #pragma unroll 1
-    for (i32 i = max(progress.from, 0); i <= n; i++) {
-      if (i == n && n < progress.held) break;
-      i32 r = i < n ? i : (i32)OWN;
-      Gates gates = m.gates[r];
-      float4 x = *(const float4 *)(m.x[r] + warp * TILE + lane4_of().row);
-      float xd[ROWS] = {__fmul_rn(x.x, gates.dt), __fmul_rn(x.y, gates.dt), __fmul_rn(x.z, gates.dt), __fmul_rn(x.w, gates.dt)};
-      decay(t, gates.factor, gates.slow);
-      rank_one(t, xd, operand(m.b[r]));
-      if (i == n) y = dot(t, operand(m.c));
-      if (i + 1 == progress.stop) store<FORMAT>(t, s, m.kept, i == n ? y : from_bits(CANONICAL_NAN));
+    for (i32 i = max(progress.from, 0); i < n; i++) {
+      take_in(t, m, i);
+      if (i + 1 == progress.stop) store<FORMAT, true>(t, s, m.kept);
     }
     if (n == progress.held) break;
     next_chunk(progress, p.ring_rows);
   }
+  take_in(t, m, OWN);
+  float y = dot(t, operand(m.c));
+  if (progress.held + 1 == progress.stop) store<FORMAT>(t, s, m.kept, y);
 
-  if (channel < m.kept.channels && !(lane & WIDE)) {
-    if (p.d_skip.data) y = fma(m.skip[channel], m.x[OWN][channel], y);
-    if (p.z.data) y = __fmul_rn(y, m.gate[channel]);
-    store_one(m.kept.out + channel * size_of(p.out.dtype), p.out.dtype, y);
+  i32 own = warp * TILE + lane4_of().row + dot_row();
+  if (own < m.kept.channels && !(lane & WIDE)) {
+    if (p.d_skip.data) y = fma(m.skip[own], m.x[OWN][own], y);
+    if (p.z.data) y = __fmul_rn(y, m.gate[own]);
+    store_one(m.kept.out + own * size_of(p.out.dtype), p.out.dtype, y);
   }
   set_tag(m.kept);
+  if (warp != 0 && warp != last) return;
   Where where = where_of(s, p.batch.n_rows);
   if (!extend) write_record(p, m, where);
   if (threadIdx.x == 0 && where.head == 0 && where.part == 0) tally_row(p, m.kept, extend);

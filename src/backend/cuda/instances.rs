@@ -213,7 +213,9 @@ impl Key {
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
-            Work::Mamba2Single | Work::DeltaSingle => true,
+            Work::Mamba2Single => true,
+            Work::DeltaSingle if self.kda => self.format != 3 || arch != 80,
+            Work::DeltaSingle => self.format != 2 || arch < 100,
             Work::Mamba2Parallel => arch < 100,
             Work::DeltaParallel => self.kda,
             _ => false,
