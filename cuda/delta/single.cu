@@ -285,8 +285,9 @@ DEVICE void delta(const DeltaParams &p) {
     i32 n = min(progress.held, (i32)CHUNK), oldest = progress.oldest;
     if (n > 0) {
       if (!is_first) __syncthreads();
-      // Records, a warp each: lanes 0 .. 15 bring k, the others v. Where registers are short, one after the other.
-      constexpr i32 AT_ONCE = FORMAT == FORMAT_F32 || IS_KDA ? 2 : 1;
+      // Records, a warp each: lanes 0 .. 15 bring k, the others v. Registers are short, and GDN's come one
+      // after the other.
+      constexpr i32 AT_ONCE = IS_KDA ? 2 : 1;
       i32 unit = lane % UNITS, bytes = lane < UNITS ? COLUMNS * 2 : s.rows * 2;
       const char *from = (lane < UNITS ? m.rings.k : m.rings.v) + 16 * unit, *norms = m.rings.norm;
       float *to = (lane < UNITS ? m.k[0] : m.v[0]) + 8 * unit;
@@ -338,10 +339,14 @@ DEVICE void delta(const DeltaParams &p) {
       __syncthreads();
     }
     if (is_first) arrived<FORMAT>(t);
+    // Up to where the tile is stored, and then on.
+    i32 i = max(progress.from, 0), stop = progress.stop;
 #pragma unroll 1
-    for (i32 i = max(progress.from, 0); i < n; i++) {
-      take_in(t, m, i);
-      if (i + 1 == progress.stop) store<FORMAT, true>(t, s, m.kept);
+    for (i32 end = stop > i && stop < n ? stop : n;; end = n) {
+#pragma unroll 1
+      for (; i < end; i++) take_in(t, m, i);
+      if (i == stop && n > 0) store<FORMAT, true>(t, s, m.kept);
+      if (end == n) break;
     }
     if (n == progress.held) break;
     next_chunk(progress, p.ring_rows);

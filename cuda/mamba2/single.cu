@@ -177,10 +177,14 @@ DEVICE void mamba2(const Mamba2Params &p) {
       __syncthreads();
     }
     if (is_first) arrived<FORMAT>(t);
+    // Up to where the tile is stored, and then on.
+    i32 i = max(progress.from, 0), stop = progress.stop;
 #pragma unroll 1
-    for (i32 i = max(progress.from, 0); i < n; i++) {
-      take_in(t, m, i);
-      if (i + 1 == progress.stop) store<FORMAT, true>(t, s, m.kept);
+    for (i32 end = stop > i && stop < n ? stop : n;; end = n) {
+#pragma unroll 1
+      for (; i < end; i++) take_in(t, m, i);
+      if (i == stop && n > 0) store<FORMAT, true>(t, s, m.kept);
+      if (end == n) break;
     }
     if (n == progress.held) break;
     next_chunk(progress, p.ring_rows);
