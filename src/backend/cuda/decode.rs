@@ -49,13 +49,13 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
 }
 
 /// Whether all vectors of a tensor begin at multiples of so many bytes.
-fn is_aligned(tensor: &Tensor, bytes: i64) -> bool {
+pub(super) fn is_aligned(tensor: &Tensor, bytes: i64) -> bool {
     let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
     (tensor.data.0 as i64 | strides) % bytes == 0
 }
 
 /// Whether the parts of a component do.
-fn part_is_aligned(component: &Component) -> bool {
+pub(super) fn part_is_aligned(component: &Component) -> bool {
     (component.base as i64 | component.stride) % 16 == 0
 }
 

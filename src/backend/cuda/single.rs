@@ -4,12 +4,13 @@
 use std::cell::Cell;
 
 use super::Cuda;
+use super::decode::{is_aligned, part_is_aligned};
 use super::instances::{COLUMNS, Key, Work};
-use super::params::{Component, DeltaParams, Mamba2Params, Params, State};
+use super::params::{DeltaParams, Mamba2Params, Params, State};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::replay::config::{DeltaKind, Family, Format, PoolConfig, Readout};
-use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, Mode, Tensor};
+use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, Mode};
 
 /// Ring rows at most: positions are taken modulo their number in 32 bits.
 const MAX_RING_ROWS: i32 = 1 << 15;
@@ -60,17 +61,6 @@ fn takes(mode: Mode, readout: Readout, max_tokens: i64, keep_tail: i64) -> bool 
     serial && max_tokens == 1
 }
 
-/// Whether all vectors of a tensor begin at multiples of 16 bytes.
-fn is_aligned(tensor: &Tensor) -> bool {
-    let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
-    (tensor.data.0 as i64 | strides) % 16 == 0
-}
-
-/// Whether the parts of a component do.
-fn part_is_aligned(component: &Component) -> bool {
-    (component.base as i64 | component.stride) % 16 == 0
-}
-
 /// How many tiles, and warps, a block has. Blocks are at different points of their work, and four on a multiprocessor keep it busier than two
 /// twice as large ones; but what they do for all of their tiles is done more often. Where there are few, they are smaller, so that each
 /// multiprocessor gets one.
@@ -113,7 +103,7 @@ pub(super) fn mamba2(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(pool).filter(|_| takes(mode, pool.readout, batch.max_tokens, batch.keep_tail))?;
-    let aligned = [&args.x, &args.b, &args.c].into_iter().all(is_aligned)
+    let aligned = [&args.x, &args.b, &args.c].into_iter().all(|tensor| is_aligned(tensor, 16))
         && [&params.state.checkpoint, &params.ring_x, &params.ring_b, &params.ring_dt].into_iter().all(part_is_aligned);
     if !aligned || params.ring_rows > MAX_RING_ROWS {
         return None;
@@ -133,7 +123,7 @@ pub(super) fn delta(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(pool).filter(|_| takes(mode, pool.readout, batch.max_tokens, batch.keep_tail))?;
-    let aligned = [&args.q, &args.k, &args.v].into_iter().all(is_aligned)
+    let aligned = [&args.q, &args.k, &args.v].into_iter().all(|tensor| is_aligned(tensor, 16))
         && [&params.state.checkpoint, &params.ring_k, &params.ring_v].into_iter().all(part_is_aligned);
     if !aligned || params.ring_rows > MAX_RING_ROWS {
         return None;
