@@ -76,6 +76,12 @@ a kernel checks the guards of another slot~cuda/slots/inspect.cu~s/g\.per_ring \
 a decoding kernel folds one record fewer~cuda/mamba2/decode.cu~s/i < from \+ folds; i\+\+/i + 1 < from + folds; i++/~--test decode few_of_split32
 a decoding kernel brings the record before~cuda/mamba2/decode.cu~s/item\.first = item\.at - records;/item.first = item.at - records - 1;/~--test decode few_of_split32
 a decoding kernel frees a stage too soon~cuda/mamba2/decode.cu~s/ptx_barrier_init\(&b\.empty\[i\], CONSUMERS\);/ptx_barrier_init(\&b.empty[i], 1);/~--test decode few_of_split32
+a kernel of single tokens stores a record late~cuda/mamba2/single.cu~s/stop = progress\.stop;/stop = progress.stop > 1 ? progress.stop - 1 : 0;/~--test single few_of_mamba2
+a kernel of single tokens takes its record's gates from elsewhere~cuda/mamba2/single.cu~s/row_behind\(oldest, lane, p\.ring_rows\)/row_behind(oldest, lane + 1, p.ring_rows)/~--test single few_of_mamba2
+a kernel of single tokens skips a ring row~cuda/common/single.cuh~s/i32 row = first \+ i;/i32 row = first + i + (i > 1);/~--test single few_of_gdn
+a kernel of single tokens without a barrier behind what it stages~cuda/delta/single.cu~s/__syncthreads\(\);\n(    \}\n    if \(is_first\) arrived)/$1/~--test single few_of_gdn
+contraction in a kernel of single tokens~cuda/delta/single.cu~s/__fmul_rn\(m\.beta\[r\], __fsub_rn\((m\.v\[r\]\[.*?\]), u\)\)/fma(m.beta[r], $1, -__fmul_rn(m.beta[r], u))/~--test single few_of_kda
+a kernel of single tokens believes any tag~cuda/common/single.cuh~s/bad = exists && !tag_is/bad = false \&\& !tag_is/~--test single tags_that
 a kernel commits all tokens~cuda/slots/commit.cu~s/cursor\.position \+ count;/cursor.position + len;/~--test across few_models_of_mamba2
 a rewind kernel does not go back to a checkpoint~cuda/slots/rewind.cu~s/position >= newest/position > newest/~--test across few_models_of_kda
 a blob without the first record of a history~src/replay/save.rs~s/_ => oldest\.\.position/_ => oldest + 1..position/~--test save live_blob
@@ -124,7 +130,7 @@ prepare_device() {
   local name program
   while read -r name program; do
     programs[$name]=$program
-  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases --test checks --test decode --test life --test lent | python3 -c '
+  done < <(cargo test --locked --quiet --no-run --message-format=json-render-diagnostics --test across --test cases --test checks --test decode --test life --test lent --test single | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:

@@ -840,6 +840,8 @@ impl BatchData {
             n_rows: self.slots.len() as i32,
             tokens: self.dense.unwrap_or(0),
             cu_seqlens: if self.dense.is_some() { null() } else { self.cu.as_ptr() },
+            // Rows of one token say so: there are kernels for them.
+            max_tokens: i32::from(self.cu.windows(2).all(|row| row[1] - row[0] <= 1)),
             n_tokens: if self.dense.is_some() { 0 } else { i64::from(*self.cu.last().unwrap()) },
             slots: slots,
             rings: rings,

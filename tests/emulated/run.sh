@@ -27,7 +27,7 @@ command -v make >/dev/null || skip "there is no make"
 [ -s "$out/kernels" ] || skip "the library was built without kernels, as where there is no NVRTC"
 tests/emulated/build.sh "$out/kernels" "$out"
 
-names=${1:-across conv1d decode life cases delta_cases checks lent pairwise position_model save}
+names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save}
 programs=$("$cargo" test --locked --quiet --no-run --message-format=json-render-diagnostics $(printf -- '--test %s ' $names) | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):

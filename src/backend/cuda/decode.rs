@@ -237,17 +237,15 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
         .try_for_each(|key| cuda.load(key))
 }
 
-/// Whether all vectors of tensors begin at multiples of 16 bytes.
-fn are_aligned<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> bool {
-    tensors.into_iter().all(|tensor| {
-        let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
-        (tensor.data.0 as i64 | strides) % 16 == 0
-    })
+/// Whether all vectors of a tensor begin at multiples of 16 bytes.
+pub(super) fn is_aligned(tensor: &Tensor) -> bool {
+    let strides = (tensor.row | tensor.token | tensor.head).wrapping_mul(tensor.dtype.size() as i64);
+    (tensor.data.0 as i64 | strides) % 16 == 0
 }
 
-/// Whether the parts of components do.
-fn parts_are_aligned(components: &[&Component]) -> bool {
-    components.iter().all(|component| (component.base as i64 | component.stride) % 16 == 0)
+/// Whether the parts of a component do.
+pub(super) fn part_is_aligned(component: &Component) -> bool {
+    (component.base as i64 | component.stride) % 16 == 0
 }
 
 /// What a kernel and its shape come to on the device.
@@ -271,9 +269,9 @@ pub(super) fn mamba2(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
-    if !are_aligned([Some(&args.x), Some(&args.b), Some(&args.c), args.z.as_ref()].into_iter().flatten())
-        || !parts_are_aligned(&[&family.state.checkpoint, &family.ring_x, &family.ring_b, &family.ring_dt])
-    {
+    let inputs = [Some(&args.x), Some(&args.b), Some(&args.c), args.z.as_ref()];
+    let parts = [&family.state.checkpoint, &family.ring_x, &family.ring_b, &family.ring_dt];
+    if !inputs.into_iter().flatten().all(is_aligned) || !parts.into_iter().all(part_is_aligned) {
         return None;
     }
     let shape = Shape {
@@ -305,9 +303,8 @@ pub(super) fn delta(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
-    if !are_aligned([&args.q, &args.k, &args.v])
-        || !parts_are_aligned(&[&family.state.checkpoint, &family.ring_k, &family.ring_v, &family.ring_u])
-    {
+    let parts = [&family.state.checkpoint, &family.ring_k, &family.ring_v, &family.ring_u];
+    if ![&args.q, &args.k, &args.v].into_iter().all(is_aligned) || !parts.into_iter().all(part_is_aligned) {
         return None;
     }
     let tokens = batch.max_tokens as i32;

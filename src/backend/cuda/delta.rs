@@ -8,6 +8,7 @@ use super::params::{
     Batch, CHUNK, Carve, Component, DeltaFoldParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
     StateTensor, TOKENS, Tensor, gate as numbers, mode as number,
 };
+use super::single;
 use crate::error::{Error, Result};
 use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout};
 use crate::replay::launch::{self, DeltaArgs, Exec, Mode, PoolView, SlotsView};
@@ -62,6 +63,7 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
+    single::prepare(cuda, pool)?;
     decode::prepare(cuda, pool)
 }
 
@@ -134,6 +136,9 @@ pub(super) fn run(
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
+    if let Some(done) = single::delta(cuda, &pool.config, mode, batch, args, &params, exec) {
+        return done;
+    }
     if !is_serial && let Some(done) = decode::delta(cuda, slots, pool, batch, args, &params, exec) {
         return done;
     }

@@ -5,6 +5,8 @@
 pub enum Work {
     /// Mamba-2: extend, EXACT steps, steps of more than 16 tokens.
     Mamba2Serial,
+    /// Mamba-2: extends and EXACT steps of one token, on aligned memory.
+    Mamba2Single,
     /// Mamba-2: FULL and HIGH steps.
     Mamba2Parallel,
     /// Mamba-2: FULL and HIGH steps of one token, on aligned memory.
@@ -17,6 +19,8 @@ pub enum Work {
     Mamba2Fold,
     /// Delta rules, as for Mamba-2.
     DeltaSerial,
+    /// Delta rules, as for Mamba-2.
+    DeltaSingle,
     /// Delta rules, as for Mamba-2.
     DeltaParallel,
     /// Gated DeltaNet, as for Mamba-2.
@@ -110,6 +114,10 @@ impl Key {
                         keys.extend(matches!(format, 1 | 3).then(|| key(work, true, false)));
                         keys.extend(matches!(format, 1 | 2).then(|| key(work, false, false)));
                     }
+                    if matches!(format, 1..=3) {
+                        keys.push(key(Work::Mamba2Single, false, false));
+                        keys.extend([false, true].map(|kda| key(Work::DeltaSingle, false, kda)));
+                    }
                 }
                 keys.push(key(Work::Mamba2Fold, false, false));
                 keys.extend([key(Work::DeltaFold, false, false), key(Work::DeltaFold, false, true)]);
@@ -138,6 +146,7 @@ impl Key {
     pub fn name(&self) -> String {
         let mut name = match self.work {
             Work::Mamba2Serial => "mamba2_serial",
+            Work::Mamba2Single => "mamba2_single",
             Work::Mamba2Parallel => "mamba2_parallel",
             Work::Mamba2Decode => "mamba2_decode",
             Work::Mamba2Verify => "mamba2_verify",
@@ -149,6 +158,8 @@ impl Key {
             Work::DeltaTail => "gdn_tail",
             Work::DeltaSerial if self.kda => "kda_serial",
             Work::DeltaSerial => "gdn_serial",
+            Work::DeltaSingle if self.kda => "kda_single",
+            Work::DeltaSingle => "gdn_single",
             Work::DeltaParallel if self.kda => "kda_parallel",
             Work::DeltaParallel => "gdn_parallel",
             Work::DeltaFold if self.kda => "kda_fold",
@@ -189,6 +200,7 @@ impl Key {
     pub fn source(&self) -> &'static str {
         match self.work {
             Work::Mamba2Serial => "mamba2/serial.cu",
+            Work::Mamba2Single => "mamba2/single.cu",
             Work::Mamba2Parallel => "mamba2/parallel.cu",
             Work::Mamba2Decode | Work::Mamba2Verify => "mamba2/decode.cu",
             Work::Mamba2Tail => "mamba2/tail.cu",
@@ -196,6 +208,7 @@ impl Key {
             Work::DeltaDecode | Work::DeltaVerify => "delta/decode.cu",
             Work::DeltaTail => "delta/tail.cu",
             Work::DeltaSerial => "delta/serial.cu",
+            Work::DeltaSingle => "delta/single.cu",
             Work::DeltaParallel => "delta/parallel.cu",
             Work::DeltaFold => "delta/fold.cu",
             Work::Conv1d => "conv1d/conv1d.cu",
@@ -221,6 +234,8 @@ impl Key {
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
+            Work::Mamba2Single => true,
+            Work::DeltaSingle => self.kda || self.format != 2 || arch == 90,
             Work::Mamba2Parallel => arch < 100,
             Work::DeltaParallel => self.kda,
             _ => false,

@@ -1,12 +1,12 @@
 //! Launches of Mamba-2: `cuda/mamba2`.
 
 use super::Cuda;
-use super::decode;
 use super::instances::{COLUMNS, Key, Work};
 use super::params::{
     Batch, CHUNK, Carve, Component, Fold, GATES_BYTES, List, Mamba2FoldParams, Mamba2Params, Place, Slots, State,
     StateTensor, TOKENS, Tensor, mode as number,
 };
+use super::{decode, single};
 use crate::error::{Error, Result};
 use crate::replay::config::{Family, PoolConfig, Readout};
 use crate::replay::launch::{self, Exec, Mamba2Args, Mode, PoolView, SlotsView};
@@ -53,6 +53,7 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
     if pool.readout != Readout::Exact {
         cuda.load(parallel)?;
     }
+    single::prepare(cuda, pool)?;
     decode::prepare(cuda, pool)
 }
 
@@ -103,6 +104,9 @@ pub(super) fn run(
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
     if !is_serial && let Some(done) = decode::mamba2(cuda, slots, pool, batch, args, &params, exec) {
+        return done;
+    }
+    if let Some(done) = single::mamba2(cuda, &pool.config, mode, batch, args, &params, exec) {
         return done;
     }
     let key = if is_serial { serial } else { parallel };

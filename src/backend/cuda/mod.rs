@@ -15,6 +15,7 @@ pub mod instances;
 mod life;
 mod mamba2;
 mod params;
+mod single;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -32,6 +33,8 @@ use crate::replay::layout::COUNTER_BYTES;
 
 pub use self::driver::{allocations, probe};
 pub use self::images::{IMAGES, architectures};
+#[doc(hidden)]
+pub use self::single::launches as single_launches;
 
 /// Registers and local bytes of every compiled kernel by name: for tests.
 #[doc(hidden)]
