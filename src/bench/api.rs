@@ -43,7 +43,7 @@ fn text(at: *const std::ffi::c_char) -> String {
     unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
 }
 
-/// How the library was built.
+/// How the library was built, beginning with its name and version.
 pub fn build_info() -> String {
     text(replayssm_build_info())
 }

@@ -6,13 +6,17 @@ use serde_json::json;
 
 use super::Result;
 use super::accuracy::Accuracy;
+use super::bookkeeping::{self, Bookkeeping};
 use super::config::Config;
 use super::floor::{self, Bytes};
 use super::machine::Machine;
 use super::options::{Common, Kernel};
+use super::products::Products;
 use super::rig::{Check, InputSet, Rig, Timed, Way};
 use super::streams::{self, Streams};
+use super::svg::Bar;
 use super::table::{self, Table};
+use crate::ffi::{REPLAYSSM_EXEC_PDL, REPLAYSSM_EXEC_PDL_PREFETCH};
 
 /// A row of the table.
 #[derive(Debug, Clone)]
@@ -35,6 +39,17 @@ pub struct Row {
     pub error: Option<f64>,
     /// Against the plain update.
     pub check: Check,
+    /// Behind matrix products.
+    pub behind: Option<Behind>,
+}
+
+/// Layers behind matrix products that write their inputs: microseconds of a pair, less those of the product alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Behind {
+    /// Of the product alone.
+    pub product: f64,
+    /// Without flags, with PDL, with PDL and PREFETCH.
+    pub us: [f64; 3],
 }
 
 impl Row {
@@ -65,7 +80,22 @@ impl Row {
             "folding": self.folding, "history": self.history,
             "error": self.error, "distance": self.check.error, "distance_bound": self.check.bound,
             "failure": self.check.failure(),
+            "behind_product": self.behind.map(|behind| {
+                let [none, pdl, prefetch] = behind.us;
+                json!({"product_us": behind.product, "no_flags": none, "pdl": pdl, "pdl_prefetch": prefetch})
+            }),
         })
+    }
+
+    fn bar(&self, streams: &Streams) -> Bar {
+        let Config { shape, batch, tokens, format, readout, .. } = self.config;
+        Bar {
+            group: shape.to_string(),
+            label: format!("batch {batch}, T {tokens}, {format} {readout}"),
+            us: self.staggered.us,
+            floor_us: self.floor_us(streams),
+            plain_us: self.plain.us,
+        }
     }
 }
 
@@ -100,7 +130,21 @@ fn measure(machine: &Machine, common: &Common, config: &Config, shared: &mut Sha
     let (folding, history) = (rig.cycle.folding(), rig.cycle.history());
     let bytes = floor::replay(config, &rig.cycle);
     let check = rig.check()?;
-    Ok(Row { config: *config, staggered, aligned, plain, bytes, folding, history, error: None, check })
+    Ok(Row { config: *config, staggered, aligned, plain, bytes, folding, history, error: None, check, behind: None })
+}
+
+/// Layers behind products, three ways.
+fn behind(machine: &Machine, common: &Common, config: &Config, hidden: usize) -> Result<Behind> {
+    let layers = machine.layers(config.batch * config.shape.state() * config.format.bytes());
+    let products = Products::new(machine, config, hidden, layers)?;
+    products.check()?;
+    // Products write these inputs.
+    let inputs = InputSet::new(machine, config)?;
+    let rig = Rig::new(machine, &inputs, config, Way::Staggered, layers)?;
+    let flags = [0, REPLAYSSM_EXEC_PDL, REPLAYSSM_EXEC_PDL | REPLAYSSM_EXEC_PDL_PREFETCH];
+    let (pairs, product) = rig.time_behind_products(&products, &flags, common.repeats(machine).0)?;
+    let us = [0, 1, 2].map(|way: usize| pairs[way].us - product);
+    Ok(Behind { product, us })
 }
 
 /// A bar on the terminal, if there is one.
@@ -115,6 +159,9 @@ pub fn progress(n: usize) -> ProgressBar {
 pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
     let machine = common.machine()?;
     let configs = options.configs(&machine, common.quick)?;
+    if options.pdl && !machine.is_cuda() {
+        return Err("--pdl is for a GPU; expected the cuda backend".into());
+    }
     let streams = streams::measure(&machine, common.quick)?;
     table::print_machine(&machine, &streams);
     let (mut shared, mut accuracy, mut rows) = (Shared::default(), Accuracy::default(), Vec::new());
@@ -127,15 +174,52 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
         if n_tokens > 0 {
             row.error = Some(accuracy.error(&machine, config, n_tokens)?);
         }
+        if options.pdl {
+            row.behind = Some(behind(&machine, common, config, options.hidden)?);
+        }
         rows.push(row);
         bar.inc(1);
     }
     bar.finish_and_clear();
     print(&rows, &streams);
-    let failures: Vec<_> = rows.iter().filter(|row| row.check.failure().is_some()).collect();
+    if options.pdl {
+        print_behind(&rows, options.hidden);
+    }
+    let bookkeeping =
+        if options.bookkeeping || options.all { Some(bookkeeping::measure(&machine, common.quick)?) } else { None };
+    if let Some(Bookkeeping { batch, layers, commit, snapshot, kernel }) = bookkeeping {
+        let (commit, snapshot) = (table::us(commit), table::us(snapshot));
+        let kernel = kernel.map_or(String::new(), |us| format!("; a kernel that reads 32 KiB {} us", table::us(us)));
+        println!(
+            "\nbatch {batch}: a commit {commit} us, a snapshot of {layers} layers with nothing due {snapshot} us{kernel}"
+        );
+    }
     let all: Vec<_> = rows.iter().map(|row| row.json(&streams)).collect();
-    table::write_json(common, &machine, &streams, "kernel", json!({"rows": all, "accuracy_tokens": n_tokens}))?;
-    Ok(failures.is_empty())
+    let result = json!({
+        "rows": all, "accuracy_tokens": n_tokens, "hidden": options.hidden,
+        "bookkeeping": bookkeeping.map(|b| json!({
+            "batch": b.batch, "layers": b.layers, "commit_us": b.commit, "snapshot_us": b.snapshot, "kernel_us": b.kernel,
+        })),
+    });
+    table::write_json(common, &machine, &streams, "kernel", result)?;
+    let bars: Vec<_> = rows.iter().map(|row| row.bar(&streams)).collect();
+    table::write_svg(common, &machine, &streams, "Steps of recurrent layers", &bars)?;
+    Ok(rows.iter().all(|row| row.check.failure().is_none()))
+}
+
+fn print_behind(rows: &[Row], hidden: usize) {
+    let mut table = Table::new(&["shape", "batch", "T", "product us", "no flags", "PDL", "PDL, PREFETCH", "state"]);
+    for (row, behind) in rows.iter().filter_map(|row| Some((row, row.behind?))) {
+        let Config { shape, batch, tokens, format, readout, .. } = row.config;
+        let mut cells = vec![shape.to_string(), batch.to_string(), tokens.to_string(), table::us(behind.product)];
+        cells.extend(behind.us.map(table::us));
+        cells.push(format!("{format} {readout}"));
+        table.row(cells);
+    }
+    println!(
+        "\nEach layer behind a matrix product of {hidden} elements a token that writes its inputs; us of a pair less the product alone:"
+    );
+    table.print();
 }
 
 /// Columns of the table.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::Result;
 use super::api::Context;
+use crate::backend::cuda::bench::{Gpu, Graph, Memory};
 use crate::ffi::replayssm_exec;
 
 /// How calls are to run.
@@ -37,15 +38,24 @@ impl Exec {
 /// Memory of the machine that the library works on.
 #[derive(Debug)]
 pub struct Buffer {
-    /// The processor's: aligned to 16 bytes, and written by the library through addresses.
-    host: Vec<UnsafeCell<u128>>,
+    place: Place,
     bytes: usize,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Aligned to 16 bytes, and written by the library through addresses.
+    Host(Vec<UnsafeCell<u128>>),
+    Device(Memory),
 }
 
 impl Buffer {
     /// The address of a byte.
     pub fn at(&self, byte: usize) -> *mut u8 {
-        self.host.as_ptr().cast::<u8>().cast_mut().wrapping_add(byte)
+        match &self.place {
+            Place::Host(words) => words.as_ptr().cast::<u8>().cast_mut().wrapping_add(byte),
+            Place::Device(memory) => (memory.address() as *mut u8).wrapping_add(byte),
+        }
     }
 
     /// Bytes that it has.
@@ -53,26 +63,44 @@ impl Buffer {
         self.bytes
     }
 
-    /// Writes its first bytes.
+    /// A GPU's memory.
+    pub fn device(&self) -> Result<&Memory> {
+        match &self.place {
+            Place::Host(_) => Err("expected memory of a GPU".into()),
+            Place::Device(memory) => Ok(memory),
+        }
+    }
+
+    /// Writes its first bytes. Nothing that uses it may be running.
     pub fn write(&self, from: &[u8]) -> Result<()> {
         assert!(from.len() <= self.bytes, "{} bytes into a buffer of {}", from.len(), self.bytes);
-        // SAFETY: no longer than the buffer; calls that use it have returned, and it is used by one thread.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at(0), from.len()) };
+        match &self.place {
+            // SAFETY: no longer than the buffer; calls that use it have returned, and it is used by one thread.
+            Place::Host(_) => unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at(0), from.len()) },
+            Place::Device(memory) => memory.write(from).map_err(|why| why.to_string())?,
+        }
         Ok(())
     }
 
-    /// All of its bytes.
+    /// All of its bytes. Nothing that writes it may be running.
     pub fn read(&self) -> Result<Vec<u8>> {
-        let mut to = vec![0; self.bytes];
-        // SAFETY: as for writing.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(0), to.as_mut_ptr(), self.bytes) };
-        Ok(to)
+        match &self.place {
+            Place::Host(_) => {
+                let mut to = vec![0; self.bytes];
+                // SAFETY: as for writing.
+                unsafe { std::ptr::copy_nonoverlapping(self.at(0), to.as_mut_ptr(), self.bytes) };
+                Ok(to)
+            }
+            Place::Device(memory) => memory.read().map_err(|why| why.to_string()),
+        }
     }
 }
 
 /// Work that can be run again and again.
 pub struct Recording<'a> {
     run: Box<dyn Fn() -> Result<()> + 'a>,
+    /// What was captured of it.
+    graph: Option<Graph>,
 }
 
 /// A machine with a context of the library.
@@ -80,9 +108,11 @@ pub struct Recording<'a> {
 pub struct Machine {
     /// Of the library.
     pub context: Context,
+    /// The GPU; none: the processor.
+    pub gpu: Option<Gpu>,
     /// As "NVIDIA H200", or the processor.
     pub name: String,
-    /// What the library calls the device or the instruction set, and driver or threads.
+    /// Instruction set or architecture, threads or multiprocessors, caches, driver.
     pub details: String,
     /// Of the CPU backend.
     pub threads: usize,
@@ -101,6 +131,7 @@ impl Machine {
         let cache = last_level_cache(threads);
         Ok(Machine {
             context,
+            gpu: None,
             name: processor(),
             details: format!("{isa}, {threads} threads, {} MiB of last-level cache", cache >> 20),
             threads,
@@ -109,9 +140,25 @@ impl Machine {
         })
     }
 
+    /// The CUDA backend on a device.
+    pub fn cuda(device: i32, quick: bool) -> Result<Self> {
+        let gpu = Gpu::open(device).map_err(|why| why.to_string())?;
+        let details = gpu.details().map_err(|why| why.to_string())?;
+        let cache = gpu.cache_bytes().map_err(|why| why.to_string())?.unwrap_or(0) as usize;
+        Ok(Machine {
+            context: Context::cuda(device)?,
+            name: gpu.name().to_owned(),
+            details,
+            gpu: Some(gpu),
+            threads: 0,
+            cold_bytes: if quick { 1 } else { (8 * cache).max(600_000_000) },
+            most_layers: if quick { 2 } else { 96 },
+        })
+    }
+
     /// Whether it is a GPU.
     pub fn is_cuda(&self) -> bool {
-        false
+        self.gpu.is_some()
     }
 
     /// As options name it.
@@ -127,7 +174,11 @@ impl Machine {
     /// Zeroed memory.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         let words = bytes.div_ceil(16).max(1);
-        Ok(Buffer { host: (0..words).map(|_| UnsafeCell::new(0)).collect(), bytes })
+        let place = match &self.gpu {
+            Some(gpu) => Place::Device(gpu.allocate(bytes).map_err(|why| why.to_string())?),
+            None => Place::Host((0..words).map(|_| UnsafeCell::new(0)).collect()),
+        };
+        Ok(Buffer { place, bytes })
     }
 
     /// Memory with these bytes.
@@ -154,29 +205,48 @@ impl Machine {
 
     /// How calls run here.
     pub fn exec(&self) -> Exec {
-        Exec { flags: 0, stream: 0 }
+        Exec { flags: 0, stream: self.gpu.as_ref().map_or(0, Gpu::stream) }
     }
 
     /// Waits for all that was enqueued.
     pub fn finish(&self) -> Result<()> {
-        Ok(())
+        self.gpu.as_ref().map_or(Ok(()), |gpu| gpu.wait().map_err(|why| why.to_string()))
     }
 
     /// Makes work repeatable: on a GPU, a graph is captured from it.
     pub fn record<'a>(&self, work: impl Fn() -> Result<()> + 'a) -> Result<Recording<'a>> {
-        Ok(Recording { run: Box::new(work) })
+        let Some(gpu) = &self.gpu else { return Ok(Recording { run: Box::new(work), graph: None }) };
+        gpu.begin_capture().map_err(|why| why.to_string())?;
+        let result = work();
+        // A capture ends, whatever came of it.
+        let graph = gpu.end_capture().map_err(|why| why.to_string());
+        result?;
+        Ok(Recording { run: Box::new(work), graph: Some(graph?) })
     }
 
     /// Runs recordings, those of these numbers one after the other, and says how many microseconds each took.
     pub fn time(&self, recordings: &[Recording], order: impl Iterator<Item = usize>) -> Result<Vec<f64>> {
-        let mut times = Vec::new();
+        let Some(gpu) = &self.gpu else { return time_on_the_processor(recordings, order) };
+        let text = |why: crate::error::Error| why.to_string();
+        let mut events = vec![gpu.event().map_err(text)?];
         for number in order {
-            let begin = Instant::now();
-            (recordings[number].run)()?;
-            times.push(begin.elapsed().as_secs_f64() * 1e6);
+            let graph = recordings[number].graph.as_ref().ok_or("a recording without a graph")?;
+            gpu.launch(graph).map_err(text)?;
+            events.push(gpu.event().map_err(text)?);
         }
-        Ok(times)
+        gpu.wait().map_err(text)?;
+        events.windows(2).map(|two| two[1].since(&two[0]).map_err(text)).collect()
     }
+}
+
+fn time_on_the_processor(recordings: &[Recording], order: impl Iterator<Item = usize>) -> Result<Vec<f64>> {
+    let mut times = Vec::new();
+    for number in order {
+        let begin = Instant::now();
+        (recordings[number].run)()?;
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(times)
 }
 
 /// Bytes of all last-level caches that this process may use, as Linux tells them; 32 MiB where it does not.

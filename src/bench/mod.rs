@@ -7,17 +7,22 @@
 
 pub mod accuracy;
 pub mod api;
+pub mod bookkeeping;
 pub mod config;
 pub mod cycle;
 pub mod floor;
 pub mod generator;
 pub mod kernel;
 pub mod machine;
+pub mod model;
 pub mod options;
 pub mod oracle;
+pub mod plan;
+pub mod products;
 pub mod rig;
 pub mod shape;
 pub mod streams;
+pub mod svg;
 pub mod table;
 
 use std::process::ExitCode;
@@ -34,6 +39,8 @@ pub fn main() -> ExitCode {
     let options = Options::parse();
     let result = match &options.command {
         Command::Kernel(kernel) => kernel::run(&options.common, kernel),
+        Command::Model(model) => model::run(&options.common, model),
+        Command::Plan(plan) => plan::run(&options.common, plan),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -27,6 +27,10 @@ pub struct Options {
 pub enum Command {
     /// Steps of one shape after the other, by batch, tokens, window, format and readout
     Kernel(Kernel),
+    /// The recurrent layers of whole models, one model step after the other
+    Model(ModelOptions),
+    /// The window: bytes by window, times at several, and which is best here
+    Plan(Plan),
 }
 
 /// Where to run.
@@ -59,15 +63,23 @@ pub struct Common {
     /// Also writes everything that was measured to this file
     #[arg(long, global = true, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Also draws times and floors into this file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 impl Common {
     /// The machine that they name.
     pub fn machine(&self) -> Result<Machine> {
-        if self.backend == Some(Backend::Cuda) {
-            return Err("--backend cuda: not yet".into());
+        let cuda = || Machine::cuda(self.device, self.quick);
+        match self.backend {
+            Some(Backend::Cpu) => Machine::cpu(self.threads, self.quick),
+            Some(Backend::Cuda) => cuda().map_err(|why| format!("--backend is cuda: {why}")),
+            None => cuda().or_else(|why| {
+                eprintln!("replayssm-bench: on the CPU, because {why}");
+                Machine::cpu(self.threads, self.quick)
+            }),
         }
-        Machine::cpu(self.threads, self.quick)
     }
 
     /// How often a flush cycle is repeated, and steps at least.
@@ -120,6 +132,102 @@ pub struct Kernel {
     /// Tokens of the sequence whose outputs are compared with fp64; 0: no comparison
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = whole(0, 1 << 20))]
     pub accuracy_tokens: usize,
+    /// GPU: also times each layer behind a matrix product that writes its inputs: without flags, with PDL, with PDL and PREFETCH
+    #[arg(long)]
+    pub pdl: bool,
+    /// Elements of an activation of that product, a multiple of 32
+    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = hidden)]
+    pub hidden: usize,
+    /// Also times a commit, and a snapshot with nothing due
+    #[arg(long)]
+    pub bookkeeping: bool,
+}
+
+/// What `model` and `plan` have in common.
+#[derive(Debug, Args)]
+pub struct Steps {
+    /// Rows of a step
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = whole(1, 1 << 20))]
+    pub batch: Vec<usize>,
+    /// T: tokens of a row in a step; three quarters are accepted on average, at 1 all
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = whole(1, 256))]
+    pub tokens: Vec<usize>,
+    /// split32, f32, bf16 or f16
+    #[arg(long, default_value = "split32", value_name = "NAME")]
+    pub format: Format,
+    /// high, full or exact; by default that of the format
+    #[arg(long, value_name = "NAME")]
+    pub readout: Option<Readout>,
+    /// Dtype of activations and outputs: bf16, f16, f32
+    #[arg(long, default_value = "bf16")]
+    pub io: Io,
+    /// Mamba-2: outputs go through a gate z
+    #[arg(long)]
+    pub gate: bool,
+}
+
+impl Steps {
+    /// A configuration.
+    pub fn config(&self, shape: Shape, batch: usize, tokens: usize, window: usize) -> Result<Config> {
+        let (format, io) = (self.format, self.io);
+        let readout = self.readout.unwrap_or(format.readout(io));
+        if !format.has(readout) {
+            return Err(format!("--readout is high and --format {format}; expected split32 or bf16 for it"));
+        }
+        let gate = self.gate && !shape.is_delta();
+        Ok(Config { shape, batch, tokens, window, format, readout, io, gate })
+    }
+
+    /// Batches and tokens, or the usual ones.
+    pub fn sizes(&self, machine: &Machine, quick: bool) -> (Vec<usize>, Vec<usize>) {
+        let batches: &[usize] = match (quick, machine.is_cuda()) {
+            (true, _) => &[2],
+            (false, true) => &[1, 8, 32, 128],
+            (false, false) => &[1, 4],
+        };
+        (given_or(&self.batch, batches), given_or(&self.tokens, &[1]))
+    }
+}
+
+/// Options of `model`.
+#[derive(Debug, Args)]
+pub struct ModelOptions {
+    /// These models; by default all whose layers are known
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
+    pub model: Vec<Model>,
+    /// Recurrent layers of the model; by default those of its public configuration
+    #[arg(long, value_name = "N", value_parser = whole(1, 4096))]
+    pub layers: Option<usize>,
+    /// W; by default the library's, max(16, min(256, 8 T))
+    #[arg(long, value_name = "N", value_parser = whole(1, 256))]
+    pub window: Option<usize>,
+    /// Steps.
+    #[command(flatten)]
+    pub steps: Steps,
+}
+
+/// Options of `plan`.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// Shapes of these models
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
+    pub model: Vec<Model>,
+    /// Windows that are timed
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = whole(1, 256))]
+    pub window: Vec<usize>,
+    /// Steps.
+    #[command(flatten)]
+    pub steps: Steps,
+}
+
+fn hidden(text: &str) -> Result<usize> {
+    let number = text.parse().ok().filter(|n: &usize| (32..=1 << 16).contains(n) && n.is_multiple_of(32));
+    number.ok_or_else(|| "expected a multiple of 32 up to 65536".to_owned())
+}
+
+/// What an option has, or else what is usual.
+pub fn given_or(given: &[usize], usual: &[usize]) -> Vec<usize> {
+    if given.is_empty() { usual.to_vec() } else { given.to_vec() }
 }
 
 /// A whole number from a range; else a sentence.
@@ -178,7 +286,6 @@ impl Kernel {
 
     /// Everything that is to be timed, plain updates apart.
     pub fn configs(&self, machine: &Machine, quick: bool) -> Result<Vec<Config>> {
-        let or = |given: &[usize], usual: &[usize]| if given.is_empty() { usual.to_vec() } else { given.to_vec() };
         let batches: &[usize] = match (quick, self.all, machine.is_cuda()) {
             (true, ..) => &[1, 3],
             (_, true, true) => &[1, 8, 32, 128, 256, 512],
@@ -193,9 +300,9 @@ impl Kernel {
         };
         let mut configs = Vec::new();
         for shape in self.shapes(quick)? {
-            for &batch in &or(&self.batch, batches) {
-                for &tokens in &or(&self.tokens, tokens) {
-                    for &window in &or(&self.window, &[usual_window(tokens)]) {
+            for &batch in &given_or(&self.batch, batches) {
+                for &tokens in &given_or(&self.tokens, tokens) {
+                    for &window in &given_or(&self.window, &[usual_window(tokens)]) {
                         if window < tokens {
                             return Err(format!("--window is {window}; expected at least --tokens, {tokens}"));
                         }

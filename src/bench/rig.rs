@@ -8,6 +8,7 @@ use super::cycle::{Acceptance, Cycle, PHASES, Simulation};
 use super::generator::{Generator, SEED, decode, encode};
 use super::machine::{Buffer, Exec, Machine};
 use super::oracle::relative;
+use super::products::Products;
 use super::shape::Shape;
 use crate::replay::config::Schedule;
 use crate::replay::position::Rule;
@@ -177,20 +178,52 @@ impl<'a> Rig<'a> {
         Rows { ids: &self.ids, n: batch, tokens, extend: self.way == Way::Plain }
     }
 
-    /// All layers and the commit.
-    fn model_step(&self, phase: usize, exec: &Exec) -> Result<()> {
+    /// All layers, each behind a product if there is one, and the commit.
+    fn model_step(&self, phase: usize, step: &Exec, commit: &Exec, product: Option<&Products>) -> Result<()> {
         let (rows, tensors) = (self.rows(), self.inputs.tensors(phase, &self.out));
         for layer in 0..self.layers {
-            self.pool.step(layer, &rows, &tensors, exec)?;
+            if let Some(product) = product {
+                product.enqueue(layer, &self.inputs.phases[phase].packed)?;
+            }
+            self.pool.step(layer, &rows, &tensors, step)?;
         }
         let counts = if self.way == Way::Plain { None } else { Some(&self.counts[phase]) };
-        self.pool.commit(&rows, counts, exec)
+        self.pool.commit(&rows, counts, commit)
+    }
+
+    /// Times layers behind matrix products that write their inputs: with these flags of steps each, and the products alone.
+    pub fn time_behind_products(
+        &self,
+        products: &Products,
+        flags: &[u32],
+        repeats: usize,
+    ) -> Result<(Vec<Timed>, f64)> {
+        let commit = self.machine.exec();
+        let time = |&flags: &u32| {
+            let step = commit.with(flags);
+            self.time_work(repeats, 0, |phase| self.model_step(phase, &step, &commit, Some(products)))
+        };
+        let pairs = flags.iter().map(time).collect::<Result<Vec<_>>>()?;
+        let alone = || {
+            let inputs = &self.inputs.phases[0].packed;
+            (0..self.layers).try_for_each(|layer| products.enqueue(layer, inputs))
+        };
+        let recordings = [self.machine.record(alone)?];
+        let times = self.machine.time(&recordings, std::iter::repeat_n(0, repeats * self.cycle.steps.len()))?;
+        self.machine.finish()?;
+        self.pool.check()?;
+        Ok((pairs, median(times) / self.layers as f64))
     }
 
     /// Times cycles, until there were `repeats` of them and `steps` steps.
     pub fn time(&self, repeats: usize, steps: usize) -> Result<Timed> {
         let exec = self.machine.exec();
-        let record = |phase| self.machine.record(move || self.model_step(phase, &exec));
+        self.time_work(repeats, steps, |phase| self.model_step(phase, &exec, &exec, None))
+    }
+
+    fn time_work(&self, repeats: usize, steps: usize, work: impl Fn(usize) -> Result<()>) -> Result<Timed> {
+        let work = &work;
+        let record = |phase| self.machine.record(move || work(phase));
         let recordings = (0..PHASES).map(record).collect::<Result<Vec<_>>>()?;
         // The plain update has no cycle but that of its inputs.
         let (warm_up, cycle) =

@@ -139,17 +139,23 @@ pub struct Model {
     pub name: &'static str,
     /// Of each recurrent layer.
     pub shape: Shape,
+    /// Recurrent layers, where its configuration is public.
+    pub layers: Option<usize>,
 }
 
-/// Models whose shapes have a name.
+const fn model(name: &'static str, shape: Shape, layers: Option<usize>) -> Model {
+    Model { name, shape, layers }
+}
+
+/// Models whose shapes have a name. Layers are those of the public model configurations.
 pub const MODELS: [Model; 7] = [
-    Model { name: "nemotron-3-nano-4b", shape: Shape::mamba2(96, 80, 128, 8) },
-    Model { name: "nemotron-3-super-120b", shape: Shape::mamba2(128, 64, 128, 8) },
-    Model { name: "nemotron-ultra-550b", shape: Shape::mamba2(256, 64, 128, 8) },
-    Model { name: "one-group-hybrid", shape: Shape::mamba2(80, 64, 128, 1) },
-    Model { name: "qwen3.5-4b", shape: Shape::gdn(16, 32, 128, 128) },
-    Model { name: "qwen3.5-122b-a10b", shape: Shape::gdn(16, 64, 128, 128) },
-    Model { name: "kimi-linear", shape: Shape::kda(32, 128, 128) },
+    model("nemotron-3-nano-4b", Shape::mamba2(96, 80, 128, 8), None),
+    model("nemotron-3-super-120b", Shape::mamba2(128, 64, 128, 8), None),
+    model("nemotron-ultra-550b", Shape::mamba2(256, 64, 128, 8), None),
+    model("one-group-hybrid", Shape::mamba2(80, 64, 128, 1), None),
+    model("qwen3.5-4b", Shape::gdn(16, 32, 128, 128), None),
+    model("qwen3.5-122b-a10b", Shape::gdn(16, 64, 128, 128), None),
+    model("kimi-linear", Shape::kda(32, 128, 128), None),
 ];
 
 /// What is timed if nothing is asked for: a shape of each family.

@@ -7,6 +7,9 @@ use std::time::Instant;
 use super::Result;
 use super::machine::Machine;
 
+/// How often each is run.
+const PASSES: usize = 7;
+
 /// Bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Streams {
@@ -20,12 +23,31 @@ pub struct Streams {
 
 /// Measures both; the best of several passes, which is the machine's limit.
 pub fn measure(machine: &Machine, quick: bool) -> Result<Streams> {
-    let bytes = if quick { 4 << 20 } else { machine.cold_bytes };
-    Ok(on_the_processor(bytes, machine.threads))
+    match (machine.is_cuda(), quick) {
+        (true, false) => on_a_gpu(machine, 2 << 30),
+        (true, true) => on_a_gpu(machine, 1 << 20),
+        (false, false) => Ok(on_the_processor(machine.cold_bytes, machine.threads)),
+        (false, true) => Ok(on_the_processor(4 << 20, machine.threads)),
+    }
+}
+
+/// Several launches in a graph, so that the gap between graphs is none of theirs.
+fn on_a_gpu(machine: &Machine, bytes: usize) -> Result<Streams> {
+    const LAUNCHES: usize = 4;
+    let (memory, sink) = (machine.buffer(bytes)?, machine.buffer(16)?);
+    let gpu = machine.gpu.as_ref().ok_or("expected a GPU")?;
+    let fastest = |writes| -> Result<f64> {
+        let launch = || gpu.stream_over(memory.device()?, sink.device()?, writes).map_err(|why| why.to_string());
+        let recording = machine.record(move || (0..LAUNCHES).try_for_each(|_| launch().map(drop)))?;
+        let times = machine.time(&[recording], std::iter::repeat_n(0, PASSES))?;
+        Ok(times.into_iter().fold(f64::INFINITY, f64::min) * 1e-6 / LAUNCHES as f64)
+    };
+    // Reads first: what is read must be zero.
+    let (read, update) = (fastest(false)?, fastest(true)?);
+    Ok(Streams { bytes, read: bytes as f64 / read, update: 2.0 * bytes as f64 / update })
 }
 
 fn on_the_processor(bytes: usize, threads: usize) -> Streams {
-    const PASSES: usize = 7;
     let mut buffer = vec![1u64; bytes / 8];
     let chunk = buffer.len().div_ceil(threads);
     let mut fastest = |write: bool| {

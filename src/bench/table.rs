@@ -8,6 +8,7 @@ use super::api;
 use super::machine::Machine;
 use super::options::Common;
 use super::streams::Streams;
+use super::svg::{self, Bar};
 
 /// Aligned columns: the first to the left, numbers to the right, the last as it is.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ pub fn rate(bytes: f64) -> String {
 /// Where everything runs, and what its memory can do.
 pub fn print_machine(machine: &Machine, streams: &Streams) {
     println!("{}: {}", machine.name, machine.details);
-    println!("libreplayssm {}", api::build_info());
+    println!("lib{}", api::build_info());
     println!(
         "streams over {} MiB: read {}, read and write in place {} (both counted)\n",
         streams.bytes >> 20,
@@ -93,6 +94,18 @@ pub fn write_json(common: &Common, machine: &Machine, streams: &Streams, command
         "result": result,
     });
     std::fs::write(path, format!("{value:#}\n")).map_err(|why| format!("--json is {}: {why}", path.display()))
+}
+
+/// Writes the file of `--svg`, if there is to be one.
+pub fn write_svg(common: &Common, machine: &Machine, streams: &Streams, title: &str, bars: &[Bar]) -> Result<()> {
+    let Some(path) = &common.svg else { return Ok(()) };
+    let lines = [
+        format!("{}: {}", machine.name, machine.details),
+        format!("read stream {}, read and write in place {}", rate(streams.read), rate(streams.update)),
+        format!("libreplayssm {}", env!("CARGO_PKG_VERSION")),
+    ];
+    let text = svg::drawing(title, &lines, bars);
+    std::fs::write(path, text).map_err(|why| format!("--svg is {}: {why}", path.display()))
 }
 
 #[cfg(test)]
