@@ -14,7 +14,7 @@ DEVICE uint4 load16(const u16 *matrix, i64 row, i32 hidden, i32 k) { return *(co
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP) replayssm_kernel(const __grid_constant__ ProductParams p) {
   ptx_trigger_dependents();
-  __shared__ float sums[WARPS][SIDE][SIDE];
+  static __shared__ float sums[WARPS][SIDE][SIDE];
   i32 warp = (i32)threadIdx.x / WARP, lane = (i32)threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
   i32 blocks = p.n / SIDE;
   i32 row = (i32)blockIdx.x / blocks * SIDE, column = (i32)blockIdx.x % blocks * SIDE;

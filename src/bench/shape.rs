@@ -149,13 +149,13 @@ const fn model(name: &'static str, shape: Shape, layers: Option<usize>) -> Model
 
 /// Models whose shapes have a name. Layers are those of the public model configurations.
 pub const MODELS: [Model; 7] = [
-    model("nemotron-3-nano-4b", Shape::mamba2(96, 80, 128, 8), None),
-    model("nemotron-3-super-120b", Shape::mamba2(128, 64, 128, 8), None),
-    model("nemotron-ultra-550b", Shape::mamba2(256, 64, 128, 8), None),
+    model("nemotron-3-nano-4b", Shape::mamba2(96, 80, 128, 8), Some(21)),
+    model("nemotron-3-super-120b", Shape::mamba2(128, 64, 128, 8), Some(40)),
+    model("nemotron-ultra-550b", Shape::mamba2(256, 64, 128, 8), Some(48)),
     model("one-group-hybrid", Shape::mamba2(80, 64, 128, 1), None),
-    model("qwen3.5-4b", Shape::gdn(16, 32, 128, 128), None),
-    model("qwen3.5-122b-a10b", Shape::gdn(16, 64, 128, 128), None),
-    model("kimi-linear", Shape::kda(32, 128, 128), None),
+    model("qwen3.5-4b", Shape::gdn(16, 32, 128, 128), Some(24)),
+    model("qwen3.5-122b-a10b", Shape::gdn(16, 64, 128, 128), Some(36)),
+    model("kimi-linear", Shape::kda(32, 128, 128), Some(20)),
 ];
 
 /// What is timed if nothing is asked for: a shape of each family.
