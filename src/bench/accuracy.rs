@@ -12,11 +12,28 @@ use super::machine::Machine;
 use super::oracle::{Oracle, relative};
 use super::shape::Shape;
 
-/// A sequence and its outputs.
-struct Truth {
+/// A sequence and its outputs in fp64.
+pub struct Truth {
     generator: Generator,
     tokens: Vec<Token>,
     outputs: Vec<f64>,
+}
+
+impl Truth {
+    /// So many tokens of a layer.
+    pub fn new(shape: Shape, io: Io, n_tokens: usize) -> Self {
+        let mut generator = Generator::new(shape, io, SEED);
+        let tokens: Vec<_> = (0..n_tokens).map(|_| generator.token()).collect();
+        let (mut oracle, mut outputs) = (Oracle::new(&generator), Vec::new());
+        tokens.iter().for_each(|token| oracle.token(token, &mut outputs));
+        Truth { generator, tokens, outputs }
+    }
+
+    /// The relative L2 error of a configuration's steps, or of the plain update, one token at a time.
+    pub fn error(&self, machine: &Machine, config: &Config, plain: bool) -> Result<f64> {
+        let got = self.run(machine, config, plain)?;
+        Ok(relative(got.into_iter(), self.outputs.iter().copied()))
+    }
 }
 
 /// Errors by configuration, each measured once.
@@ -35,69 +52,64 @@ impl Accuracy {
             return Ok(error);
         }
         let shape = config.shape.few();
-        let truth = self.truths.entry((shape, config.io)).or_insert_with(|| {
-            let mut generator = Generator::new(shape, config.io, SEED);
-            let tokens: Vec<_> = (0..n_tokens).map(|_| generator.token()).collect();
-            let (mut oracle, mut outputs) = (Oracle::new(&generator), Vec::new());
-            tokens.iter().for_each(|token| oracle.token(token, &mut outputs));
-            Truth { generator, tokens, outputs }
-        });
-        let got = run(machine, &key, shape, truth, false)?;
-        let error = relative(got.into_iter(), truth.outputs.iter().copied());
+        let truth = self.truths.entry((shape, config.io)).or_insert_with(|| Truth::new(shape, config.io, n_tokens));
+        let error = truth.error(machine, &Config { shape, ..key }, false)?;
         self.errors.insert(key, error);
         Ok(error)
     }
 }
 
-/// Outputs of a sequence: by steps, or by extends of one token.
-fn run(machine: &Machine, config: &Config, shape: Shape, truth: &Truth, extend: bool) -> Result<Vec<f64>> {
-    let Config { tokens, window, format, readout, io, .. } = *config;
-    let n = truth.tokens.len();
-    let desc =
-        PoolDesc { shape, layers: 1, slots: 1, window, tokens, staggered: true, format, readout, io, out: Io::F32 };
-    let (mut packed, mut gates, mut beta) = (Vec::new(), Vec::new(), Vec::new());
-    // Behind the end, where the last step's drafts are, the first tokens come again.
-    for token in truth.tokens.iter().chain(truth.tokens.iter().cycle().take(tokens)) {
-        token.x.iter().chain(&token.b).chain(&token.c).for_each(|&value| encode(io, value, &mut packed));
-        gates.extend(&token.gate);
-        beta.extend(&token.beta);
+impl Truth {
+    /// Outputs of a sequence: by steps, or by extends of one token.
+    fn run(&self, machine: &Machine, config: &Config, extend: bool) -> Result<Vec<f64>> {
+        let Config { shape, tokens, window, format, readout, io, .. } = *config;
+        let n = self.tokens.len();
+        let desc =
+            PoolDesc { shape, layers: 1, slots: 1, window, tokens, staggered: true, format, readout, io, out: Io::F32 };
+        let (mut packed, mut gates, mut beta) = (Vec::new(), Vec::new(), Vec::new());
+        // Behind the end, where the last step's drafts are, the first tokens come again.
+        for token in self.tokens.iter().chain(self.tokens.iter().cycle().take(tokens)) {
+            token.x.iter().chain(&token.b).chain(&token.c).for_each(|&value| encode(io, value, &mut packed));
+            gates.extend(&token.gate);
+            beta.extend(&token.beta);
+        }
+        let packed = machine.buffer_of(&packed)?;
+        let (gates, beta) = (machine.buffer_of_f32(gates.into_iter())?, machine.buffer_of_f32(beta.into_iter())?);
+        let params = machine.buffer_of_f32(self.generator.a.iter().chain(&self.generator.bias).copied())?;
+        let (width, ids) = (shape.heads * shape.rows, machine.buffer_of_i32(std::iter::once(0))?);
+        let out = machine.buffer((n + tokens) * width * 4)?;
+        let acceptance = Acceptance::of(tokens);
+        let counts = (0..PHASES)
+            .map(|phase| machine.buffer_of_i32(std::iter::once(acceptance.count(phase, 0, true))))
+            .collect::<Result<Vec<_>>>()?;
+        let (pool, exec) = (Pool::new(&machine.context, &desc)?, machine.exec());
+        let rows = Rows { ids: &ids, n: 1, tokens: if extend { 1 } else { tokens }, extend };
+        pool.reset(&rows, None, &exec)?;
+        let (mut first, mut step) = (0, 0);
+        while first < n {
+            let tensors = Tensors {
+                shape,
+                io,
+                out_io: Io::F32,
+                gate: false,
+                packed: &packed,
+                gates: &gates,
+                beta: &beta,
+                params: &params,
+                out: &out,
+                row_tokens: n,
+                first,
+                row_step: 1,
+            };
+            pool.step(0, &rows, &tensors, &exec)?;
+            let phase = step % PHASES;
+            pool.commit(&rows, if extend { None } else { Some(&counts[phase]) }, &exec)?;
+            first += if extend { 1 } else { acceptance.count(phase, 0, true) as usize };
+            step += 1;
+        }
+        machine.finish()?;
+        pool.check()?;
+        let all = out.read()?;
+        Ok(all[..n * width * 4].chunks_exact(4).map(|bytes| f64::from(decode(Io::F32, bytes))).collect())
     }
-    let packed = machine.buffer_of(&packed)?;
-    let (gates, beta) = (machine.buffer_of_f32(gates.into_iter())?, machine.buffer_of_f32(beta.into_iter())?);
-    let params = machine.buffer_of_f32(truth.generator.a.iter().chain(&truth.generator.bias).copied())?;
-    let (width, ids) = (shape.heads * shape.rows, machine.buffer_of_i32(std::iter::once(0))?);
-    let out = machine.buffer((n + tokens) * width * 4)?;
-    let acceptance = Acceptance::of(tokens);
-    let counts = (0..PHASES)
-        .map(|phase| machine.buffer_of_i32(std::iter::once(acceptance.count(phase, 0, true))))
-        .collect::<Result<Vec<_>>>()?;
-    let (pool, exec) = (Pool::new(&machine.context, &desc)?, machine.exec());
-    let rows = Rows { ids: &ids, n: 1, tokens: if extend { 1 } else { tokens }, extend };
-    pool.reset(&rows, None, &exec)?;
-    let (mut first, mut step) = (0, 0);
-    while first < n {
-        let tensors = Tensors {
-            shape,
-            io,
-            out_io: Io::F32,
-            gate: false,
-            packed: &packed,
-            gates: &gates,
-            beta: &beta,
-            params: &params,
-            out: &out,
-            row_tokens: n,
-            first,
-            row_step: 1,
-        };
-        pool.step(0, &rows, &tensors, &exec)?;
-        let phase = step % PHASES;
-        pool.commit(&rows, if extend { None } else { Some(&counts[phase]) }, &exec)?;
-        first += if extend { 1 } else { acceptance.count(phase, 0, true) as usize };
-        step += 1;
-    }
-    machine.finish()?;
-    pool.check()?;
-    let all = out.read()?;
-    Ok(all[..n * width * 4].chunks_exact(4).map(|bytes| f64::from(decode(Io::F32, bytes))).collect())
 }

@@ -152,20 +152,3 @@ impl Config {
 pub fn usual_window(tokens: usize) -> usize {
     (8 * tokens).clamp(16, 256)
 }
-
-#[cfg(test)]
-#[allow(missing_docs, reason = "tests")]
-pub mod tests {
-    use super::*;
-
-    /// One token a step, window 16, batch 32.
-    pub fn config(shape: Shape, format: Format, readout: Readout) -> Config {
-        Config { shape, batch: 32, tokens: 1, window: 16, format, readout, io: Io::Bf16, gate: false }
-    }
-
-    #[test]
-    fn wrong_names_say_what_is_expected() {
-        assert_eq!("fp8".parse::<Format>().unwrap_err(), "expected split32, f32, bf16, f16");
-        assert_eq!("split32".parse(), Ok(Format::Split32));
-    }
-}

@@ -154,23 +154,3 @@ impl Generator {
         Token { x, b, c, z: Vec::new(), gate, beta }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bench::shape::USUAL;
-
-    #[test]
-    fn values_have_the_dtype_of_activations() {
-        for shape in USUAL {
-            for io in [Io::Bf16, Io::F16] {
-                let token = Generator::new(shape.few(), io, SEED).token();
-                for &value in token.x.iter().chain(&token.b).chain(&token.c) {
-                    let mut bytes = Vec::new();
-                    encode(io, value, &mut bytes);
-                    assert_eq!(decode(io, &bytes), value);
-                }
-            }
-        }
-    }
-}

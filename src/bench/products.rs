@@ -37,14 +37,11 @@ impl<'a> Products<'a> {
             values.extend(half::bf16::from_f64(rng.normal() / (hidden as f64).sqrt().sqrt()).to_bits().to_ne_bytes());
         }
         let sizes = Product { batch: (config.batch * config.tokens) as u32, hidden: hidden as u32, n: n as u32 };
-        let fill = |elements: usize| -> Result<Buffer> {
-            let bytes: Vec<u8> = values.iter().copied().cycle().take(2 * elements).collect();
-            machine.buffer_of(&bytes)
-        };
-        let bytes = 2 * hidden * n;
-        let copies = machine.cold_bytes.div_ceil(bytes).clamp(1, layers);
-        let activations = fill(config.batch * config.tokens * hidden)?;
-        let weights = (0..copies).map(|_| fill(hidden * n)).collect::<Result<_>>()?;
+        let repeated = |elements: usize| values.iter().copied().cycle().take(2 * elements).collect::<Vec<u8>>();
+        let activations = machine.buffer_of(&repeated(config.batch * config.tokens * hidden))?;
+        let of_a_layer = repeated(hidden * n);
+        let copies = machine.cold_bytes.div_ceil(of_a_layer.len()).clamp(1, layers);
+        let weights = (0..copies).map(|_| machine.buffer_of(&of_a_layer)).collect::<Result<_>>()?;
         Ok(Products { machine, sizes, activations, weights, values })
     }
 

@@ -60,9 +60,12 @@ impl InputSet {
             })
             .collect();
         let all = |part: usize, phase: usize| -> Vec<u8> {
-            // Another beginning in each phase.
-            let number = |i: usize| (i + phase * (TOKENS / PHASES + 1)) % of_tokens.len();
-            (0..batch * tokens).flat_map(|i| of_tokens[number(i)][part].iter().copied()).collect()
+            let mut bytes = Vec::with_capacity(batch * tokens * of_tokens[0][part].len());
+            for i in 0..batch * tokens {
+                // Another beginning in each phase.
+                bytes.extend_from_slice(&of_tokens[(i + phase * (TOKENS / PHASES + 1)) % of_tokens.len()][part]);
+            }
+            bytes
         };
         let phase = |phase| -> Result<Inputs> {
             let buffer = |part| machine.buffer_of(&all(part, phase));
@@ -242,6 +245,18 @@ impl<'a> Rig<'a> {
             repeats,
             layers: self.layers,
         })
+    }
+
+    /// Takes steps one after the other, from a reset on, and says how many tiles of checkpoints each rewrote.
+    pub fn flushes(&self, steps: usize) -> Result<Vec<u64>> {
+        let (exec, mut before) = (self.machine.exec(), self.pool.stats()?.flushes);
+        let step = |step| {
+            self.model_step(step % PHASES, &exec, &exec, None)?;
+            self.machine.finish()?;
+            let now = self.pool.stats()?.flushes;
+            Ok(now - std::mem::replace(&mut before, now))
+        };
+        (0..steps).map(step).collect()
     }
 
     /// Outputs of the last step in dense rows and tokens.

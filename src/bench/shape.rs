@@ -173,29 +173,3 @@ impl FromStr for Model {
         found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn few_heads_of_a_shape_are_a_shape() {
-        for model in MODELS {
-            let few = model.shape.few();
-            assert!(few.heads.is_multiple_of(few.groups), "{few}");
-            assert_eq!(
-                (few.rows, few.columns, few.family),
-                (model.shape.rows, model.shape.columns, model.shape.family)
-            );
-        }
-    }
-
-    #[test]
-    fn numbers_in_the_order_of_each_family() {
-        let gdn = Shape::parse(Family::Gdn, &[16, 64, 128, 96]).unwrap();
-        assert_eq!((gdn.groups, gdn.heads, gdn.columns, gdn.rows), (16, 64, 128, 96));
-        assert_eq!(Shape::parse(Family::Kda, &[32, 128, 96]).unwrap().groups, 32);
-        assert!(Shape::parse(Family::Mamba2, &[128, 64, 128]).unwrap_err().contains("heads,headdim,dstate,groups"));
-        assert!(Shape::parse(Family::Mamba2, &[128, 64, 128, 7]).unwrap_err().contains("divide"));
-    }
-}

@@ -121,18 +121,3 @@ pub fn drawing(title: &str, lines: &[String], bars: &[Bar]) -> String {
         title = escaped(title),
     )
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bar_is_as_long_as_its_share_of_the_plain_update() {
-        let bar = Bar { group: "a & b".into(), label: "HIGH".into(), us: 50.0, floor_us: 25.0, plain_us: 100.0 };
-        let text = drawing("t", &["one <line>".into()], &[bar]);
-        assert!(text.contains(r#"width="230.0" height="14" class="measured""#), "{text}");
-        assert!(text.contains(r#"width="115.0" height="6" class="floor""#), "{text}");
-        assert!(text.contains("a &amp; b") && text.contains("one &lt;line&gt;"));
-        assert_eq!(text.matches("<svg").count(), text.matches("</svg>").count());
-    }
-}

@@ -107,15 +107,3 @@ pub fn write_svg(common: &Common, machine: &Machine, streams: &Streams, title: &
     let text = svg::drawing(title, &lines, bars);
     std::fs::write(path, text).map_err(|why| format!("--svg is {}: {why}", path.display()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&["shape", "us", "check"]);
-        table.row(vec!["a".into(), "10.5".into(), "ok".into()]);
-        assert_eq!(table.text(), "shape    us  check\na      10.5  ok\n");
-    }
-}
