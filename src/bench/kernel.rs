@@ -113,11 +113,11 @@ fn measure(machine: &Machine, common: &Common, config: &Config, shared: &mut Sha
         _ => InputSet::new(machine, config)?,
     };
     let inputs = shared.inputs.insert(inputs);
-    let (repeats, steps) = common.repeats(machine);
+    let repeats = common.repeats(machine);
     let time = |config: &Config, way| -> Result<(Timed, Rig)> {
         let layers = machine.layers(config.batch * config.shape.state() * config.format.bytes());
         let rig = Rig::new(machine, inputs, config, way, layers)?;
-        Ok((rig.time(repeats, steps)?, rig))
+        Ok((rig.time(repeats)?, rig))
     };
     let plain_config = config.plain();
     let plain = match shared.plain {
@@ -142,7 +142,7 @@ fn behind(machine: &Machine, common: &Common, config: &Config, hidden: usize) ->
     let inputs = InputSet::new(machine, config)?;
     let rig = Rig::new(machine, &inputs, config, Way::Staggered, layers)?;
     let flags = [0, REPLAYSSM_EXEC_PDL, REPLAYSSM_EXEC_PDL | REPLAYSSM_EXEC_PDL_PREFETCH];
-    let (pairs, product) = rig.time_behind_products(&products, &flags, common.repeats(machine).0)?;
+    let (pairs, product) = rig.time_behind_products(&products, &flags, common.repeats(machine))?;
     let us = [0, 1, 2].map(|way: usize| pairs[way].us - product);
     Ok(Behind { product, us })
 }

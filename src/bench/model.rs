@@ -28,10 +28,10 @@ struct Row {
 
 fn measure(machine: &Machine, common: &Common, model: Model, layers: usize, config: &Config, read: f64) -> Result<Row> {
     let inputs = InputSet::new(machine, config)?;
-    let (repeats, steps) = common.repeats(machine);
+    let repeats = common.repeats(machine);
     let time = |config: &Config, way, layers| -> Result<(Timed, Rig)> {
         let rig = Rig::new(machine, &inputs, config, way, layers)?;
-        Ok((rig.time(repeats, steps)?, rig))
+        Ok((rig.time(repeats)?, rig))
     };
     let (plain, _) = time(&config.plain(), Way::Plain, layers)?;
     let cold = machine.layers(config.batch * config.shape.state() * config.format.bytes());

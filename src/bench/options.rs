@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use super::Result;
 use super::config::{Config, Format, Io, Readout, usual_window};
 use super::machine::Machine;
+use super::rig::Repeats;
 use super::shape::{Family, MODELS, Model, Shape, TINY, USUAL};
 
 /// Times steps of recurrent layers by libreplayssm beside the plain update, and both beside what the machine's memory can do.
@@ -54,7 +55,7 @@ pub struct Common {
     /// Threads of the CPU backend; 0: all that the process may use
     #[arg(long, global = true, default_value_t = 0, value_parser = whole(0, 1024))]
     pub threads: usize,
-    /// Times whole flush cycles this often at least, and takes the median of each step
+    /// Times whole flush cycles this often, and takes the median of each step; by default 3 to 5 times
     #[arg(long, global = true, value_parser = whole(1, 1000))]
     pub cycles: Option<usize>,
     /// Tiny sizes, for tests: seconds, and times that mean nothing
@@ -82,13 +83,14 @@ impl Common {
         }
     }
 
-    /// How often a flush cycle is repeated, and steps at least.
-    pub fn repeats(&self, machine: &Machine) -> (usize, usize) {
+    /// How often a flush cycle is repeated.
+    pub fn repeats(&self, machine: &Machine) -> Repeats {
+        let exactly = |times| Repeats { usual: times, least: times, steps: 0, most_us: 0 };
         match (self.cycles, self.quick, machine.is_cuda()) {
-            (Some(cycles), ..) => (cycles, 0),
-            (None, true, _) => (1, 0),
-            (None, false, true) => (5, 64),
-            (None, false, false) => (3, 16),
+            (Some(cycles), ..) => exactly(cycles),
+            (None, true, _) => exactly(1),
+            (None, false, true) => Repeats { usual: 5, least: 3, steps: 64, most_us: 1_000_000 },
+            (None, false, false) => Repeats { usual: 3, least: 3, steps: 16, most_us: 3_000_000 },
         }
     }
 }
@@ -290,7 +292,7 @@ impl Kernel {
             (true, ..) => &[1, 3],
             (_, true, true) => &[1, 8, 32, 128, 256, 512],
             (_, false, true) => &[1, 32, 256],
-            (_, true, false) => &[1, 4, 16, 48],
+            (_, true, false) => &[1, 16],
             (_, false, false) => &[1, 4, 16],
         };
         let tokens: &[usize] = match (quick, machine.is_cuda()) {

@@ -71,7 +71,7 @@ pub fn run(common: &Common, options: &Plan) -> Result<bool> {
     }
     let streams = streams::measure(&machine, common.quick)?;
     table::print_machine(&machine, &streams);
-    let (repeats, steps) = common.repeats(&machine);
+    let repeats = common.repeats(&machine);
     let bar = progress(groups.iter().map(Vec::len).sum());
     let mut measured = Vec::new();
     for configs in groups {
@@ -80,7 +80,7 @@ pub fn run(common: &Common, options: &Plan) -> Result<bool> {
         let time = |config: &Config, way| -> Result<(Timed, Rig)> {
             let layers = machine.layers(config.batch * config.shape.state() * config.format.bytes());
             let rig = Rig::new(&machine, &inputs, config, way, layers)?;
-            Ok((rig.time(repeats, steps)?, rig))
+            Ok((rig.time(repeats)?, rig))
         };
         let (plain, _) = time(&config.plain(), Way::Plain)?;
         let mut rows = Vec::new();

@@ -123,6 +123,28 @@ pub struct Timed {
     pub layers: usize,
 }
 
+/// How often a flush cycle is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repeats {
+    /// Times, if not fewer are wanted for long cycles.
+    pub usual: usize,
+    /// Times at least.
+    pub least: usize,
+    /// Steps at least: short cycles are repeated more often.
+    pub steps: usize,
+    /// Microseconds that more than the least may take.
+    pub most_us: u64,
+}
+
+impl Repeats {
+    /// Of a cycle of steps that take so many microseconds each.
+    fn of_cycle(self, steps: usize, us: f64) -> usize {
+        let wanted = self.usual.max(self.steps.div_ceil(steps));
+        let affordable = self.most_us as f64 / (us * steps as f64).max(1.0);
+        wanted.min(affordable as usize).max(self.least)
+    }
+}
+
 /// The layers of a model step.
 pub struct Rig<'a> {
     machine: &'a Machine,
@@ -199,12 +221,12 @@ impl<'a> Rig<'a> {
         &self,
         products: &Products,
         flags: &[u32],
-        repeats: usize,
+        repeats: Repeats,
     ) -> Result<(Vec<Timed>, f64)> {
         let commit = self.machine.exec();
         let time = |&flags: &u32| {
             let step = commit.with(flags);
-            self.time_work(repeats, 0, |phase| self.model_step(phase, &step, &commit, Some(products)))
+            self.time_work(repeats, |phase| self.model_step(phase, &step, &commit, Some(products)))
         };
         let pairs = flags.iter().map(time).collect::<Result<Vec<_>>>()?;
         let alone = || {
@@ -212,27 +234,27 @@ impl<'a> Rig<'a> {
             (0..self.layers).try_for_each(|layer| products.enqueue(layer, inputs))
         };
         let recordings = [self.machine.record(alone)?];
-        let times = self.machine.time(&recordings, std::iter::repeat_n(0, repeats * self.cycle.steps.len()))?;
+        let times = self.machine.time(&recordings, std::iter::repeat_n(0, self.cycle.steps.len()))?;
         self.machine.finish()?;
         self.pool.check()?;
         Ok((pairs, median(times) / self.layers as f64))
     }
 
-    /// Times cycles, until there were `repeats` of them and `steps` steps.
-    pub fn time(&self, repeats: usize, steps: usize) -> Result<Timed> {
+    /// Times whole cycles.
+    pub fn time(&self, repeats: Repeats) -> Result<Timed> {
         let exec = self.machine.exec();
-        self.time_work(repeats, steps, |phase| self.model_step(phase, &exec, &exec, None))
+        self.time_work(repeats, |phase| self.model_step(phase, &exec, &exec, None))
     }
 
-    fn time_work(&self, repeats: usize, steps: usize, work: impl Fn(usize) -> Result<()>) -> Result<Timed> {
+    fn time_work(&self, repeats: Repeats, work: impl Fn(usize) -> Result<()>) -> Result<Timed> {
         let work = &work;
         let record = |phase| self.machine.record(move || work(phase));
         let recordings = (0..PHASES).map(record).collect::<Result<Vec<_>>>()?;
         // The plain update has no cycle but that of its inputs.
         let (warm_up, cycle) =
             if self.way == Way::Plain { (PHASES, PHASES) } else { (self.cycle.warm_up, self.cycle.steps.len()) };
-        self.machine.time(&recordings, (0..warm_up).map(|step| step % PHASES))?;
-        let repeats = repeats.max(steps.div_ceil(cycle));
+        let times = self.machine.time(&recordings, (0..warm_up).map(|step| step % PHASES))?;
+        let repeats = repeats.of_cycle(cycle, times.iter().sum::<f64>() / times.len() as f64);
         let times = self.machine.time(&recordings, (0..cycle * repeats).map(|step| step % PHASES))?;
         let of_step = |step| median(times.iter().skip(step).step_by(cycle).copied().collect());
         let of_steps: Vec<f64> = (0..cycle).map(of_step).collect();
