@@ -14,7 +14,7 @@ use replayssm::bench::cycle::{Acceptance, Cycle, PHASES, Simulation};
 use replayssm::bench::floor::{self, Records};
 use replayssm::bench::generator::{Generator, SEED, decode, encode};
 use replayssm::bench::machine::Machine;
-use replayssm::bench::rig::{InputSet, Rig, Way};
+use replayssm::bench::rig::{Check, InputSet, Rig, Way};
 use replayssm::bench::shape::{Family, MODELS, Shape, TINY, USUAL};
 use replayssm::bench::svg::{self, Bar};
 use replayssm::bench::table::Table;
@@ -200,6 +200,24 @@ fn the_recurrence_is_the_plain_updates() {
     }
 }
 
+/// What is wrong is said, a distance that is no number included.
+#[test]
+fn a_check_fails_for_each_of_its_reasons() {
+    let right = Check { is_finite: true, error: 1e-3, bound: 2e-3, faults: None };
+    assert_eq!(right.failure(), None);
+    for (check, sentence) in [
+        (Check { is_finite: false, ..right.clone() }, "outputs are not finite"),
+        (Check { error: 3e-3, ..right.clone() }, "outputs are 3.0e-3 from the plain update's; expected at most 2.0e-3"),
+        (
+            Check { error: f64::NAN, ..right.clone() },
+            "outputs are NaN from the plain update's; expected at most 2.0e-3",
+        ),
+        (Check { faults: Some("bits 8".into()), ..right }, "bits 8"),
+    ] {
+        assert_eq!(check.failure().as_deref(), Some(sentence));
+    }
+}
+
 // ---- Shapes, options, tables ----
 
 #[test]
@@ -287,10 +305,14 @@ fn kernel_times_and_checks_all_families() {
         for timed in ["staggered", "aligned", "plain"] {
             positive(&row[timed]["us"], timed);
             assert!(positive(&row[timed]["peak"], timed) >= 1.0, "{row}");
+            positive(&row[timed]["moved_bytes"], timed);
         }
         let parts = ["checkpoint", "folds", "history", "records", "inputs", "outputs"].map(|part| &row["bytes"][part]);
         let sum: f64 = parts.iter().map(|part| positive(part, "bytes")).sum();
         assert!((sum - positive(&row["bytes"]["total"], "bytes")).abs() < 1.0, "{row}");
+        // The plain update reads and writes a fp32 state, and nothing else that the library counts.
+        let state = ["heads", "rows", "columns"].map(|n| positive(&row[n], n)).iter().product::<f64>() * 4.0;
+        assert_eq!(positive(&row["plain"]["moved_bytes"], "bytes"), 2.0 * state, "{row}");
         let limit = if row["readout"] == "HIGH" { 4e-3 } else { 2e-6 };
         assert!(positive(&row["error"], "the error") < limit, "{row}");
         if row["readout"] == "EXACT" {

@@ -65,7 +65,10 @@ impl Row {
 
     fn json(&self, streams: &Streams) -> serde_json::Value {
         let Config { shape, batch, tokens, window, format, readout, io, gate } = self.config;
-        let timed = |t: &Timed| json!({"us": t.us, "mean_us": t.mean_us, "peak": t.peak, "steps": t.steps, "repeats": t.repeats, "layers": t.layers});
+        let timed = |t: &Timed| {
+            json!({"us": t.us, "mean_us": t.mean_us, "peak": t.peak, "steps": t.steps, "repeats": t.repeats, "layers": t.layers,
+                "moved_bytes": t.moved})
+        };
         let Bytes { checkpoint, folds, history, records, inputs, outputs } = self.bytes;
         json!({
             "shape": shape.to_string(), "family": shape.family.name(), "heads": shape.heads, "rows": shape.rows,
@@ -229,7 +232,7 @@ const COLUMNS: [&str; 15] = [
 ];
 
 fn print(rows: &[Row], streams: &Streams) {
-    let mut table = Table::new(&[&COLUMNS[..], &["KB per row", "check"]].concat());
+    let mut table = Table::new(&[&COLUMNS[..], &["KB", "moved KB", "check"]].concat());
     for row in rows {
         let Config { shape, batch, tokens, window, format, readout, .. } = row.config;
         let floor = row.floor_us(streams);
@@ -250,6 +253,7 @@ fn print(rows: &[Row], streams: &Streams) {
             format!("{:.0}%", 100.0 * floor / row.staggered.us),
             row.error.map_or("-".into(), |error| format!("{error:.1e}")),
             format!("{:.0}", row.bytes.total() / 1e3),
+            format!("{:.0}", row.staggered.moved / 1e3),
             row.check.failure().map_or("ok".into(), |why| format!("FAILED: {why}")),
         ]);
     }
@@ -257,6 +261,6 @@ fn print(rows: &[Row], streams: &Streams) {
     println!(
         "\nus: per layer and step, a share of the commit included, over whole flush cycles. plain: the plain update (extend) of as many tokens \
          on a fp32 state; of r/w: its bytes, of the stream that reads and writes. peak: the slowest step over the average one. aligned: all \
-         rows fold in one step. floor: the fewest bytes over the read stream. error: relative L2, fp32 outputs against fp64."
+         rows fold in one step. floor: the fewest bytes, KB per row, over the read stream. moved: of checkpoints and rings, per row, as the library counts them. error: relative L2, fp32 outputs against fp64."
     );
 }

@@ -121,6 +121,8 @@ pub struct Timed {
     pub repeats: usize,
     /// Layers of a step.
     pub layers: usize,
+    /// Bytes of checkpoints and rings per row, step and layer, as the library has counted them meanwhile.
+    pub moved: f64,
 }
 
 /// How often a flush cycle is timed.
@@ -255,7 +257,10 @@ impl<'a> Rig<'a> {
             if self.way == Way::Plain { (PHASES, PHASES) } else { (self.cycle.warm_up, self.cycle.steps.len()) };
         let times = self.machine.time(&recordings, (0..warm_up).map(|step| step % PHASES))?;
         let repeats = repeats.of_cycle(cycle, times.iter().sum::<f64>() / times.len() as f64);
+        let before = self.pool.stats()?.bytes;
         let times = self.machine.time(&recordings, (0..cycle * repeats).map(|step| step % PHASES))?;
+        self.machine.finish()?;
+        let moved = (self.pool.stats()?.bytes - before) as f64 / (times.len() * self.config.batch * self.layers) as f64;
         let of_step = |step| median(times.iter().skip(step).step_by(cycle).copied().collect());
         let of_steps: Vec<f64> = (0..cycle).map(of_step).collect();
         let mean = of_steps.iter().sum::<f64>() / cycle as f64;
@@ -266,6 +271,7 @@ impl<'a> Rig<'a> {
             steps: cycle,
             repeats,
             layers: self.layers,
+            moved,
         })
     }
 
@@ -339,12 +345,14 @@ impl<'a> Rig<'a> {
 /// What a check has found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
-    is_finite: bool,
+    /// Whether all outputs of the last timed step are numbers.
+    pub is_finite: bool,
     /// Relative L2 distance of outputs from the plain update's, from equal states on equal inputs.
     pub error: f64,
     /// What it may be.
     pub bound: f64,
-    faults: Option<String>,
+    /// What `replayssm_check` says, if there was something.
+    pub faults: Option<String>,
 }
 
 impl Check {
