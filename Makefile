@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Everything else is a part of them.
+# Two commands: `make demo` and `make test`. Everything else is a part of them, or measures.
 
 PREFIX ?= /usr/local
 CARGO ?= cargo
@@ -10,7 +10,7 @@ CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 # Where there is none, and Python cannot install packages either (Debian's without python3-venv), the examples are compiled without.
 WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 
-.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header breaks emulated aarch64 install uninstall clean
+.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header breaks bench emulated aarch64 install uninstall clean
 
 all: lib
 
@@ -33,7 +33,7 @@ endif
 # Kernels of a library that serves other machines are for all architectures, a few minutes' work. Demonstrations and tests need those of
 # this machine's GPU, or of any one to see that they compile.
 LOCAL_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | sed 's/\..*/0/')
-demo demo-quick examples test check header breaks emulated: export REPLAYSSM_CUDA_ARCHS ?= $(or $(filter 80 90 100 120,$(LOCAL_ARCH)),90)
+demo demo-quick examples test check header breaks bench emulated: export REPLAYSSM_CUDA_ARCHS ?= $(or $(filter 80 90 100 120,$(LOCAL_ARCH)),90)
 # What the library was last built with: a change builds it again.
 $(BUILD)/kernels-for: FORCE
 	@mkdir -p $(BUILD)
@@ -97,6 +97,12 @@ test: check
 # Shows that the exactness tests can fail; a few minutes.
 breaks: $(NVRTC)
 	tests/breaks.sh
+
+# Times of steps on this machine's GPU, or on its processor, for all shapes: some minutes. BENCH is other options of `kernel`, as '--batch 1,8'.
+BENCH ?= --all
+bench: $(NVRTC)
+	@mkdir -p $(BUILD)
+	$(CARGO) run --release --locked --features bench --bin replayssm-bench -- kernel $(BENCH) --json $(BUILD)/bench.json --svg $(BUILD)/bench.svg
 
 # A part of `make test`: the CUDA backend on a device that is not there.
 emulated: $(NVRTC)

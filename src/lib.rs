@@ -11,6 +11,8 @@
 compile_error!("replayssm needs 64-bit pointers: handles carry a generation in their upper half");
 
 pub mod backend;
+#[cfg(feature = "bench")]
+pub mod bench;
 pub mod dtype;
 pub mod error;
 pub mod ffi;

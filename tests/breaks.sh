@@ -148,7 +148,7 @@ build_device() { tests/emulated/build.sh "$emulated/kernels" "$emulated" "$copy/
 
 rm -rf "$copy"
 mkdir -p "$copy"
-cp -rp Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml src cuda benches tests include "$copy"
+cp -rp Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml src cuda tests include "$copy"
 check=false wanted=
 case ${1:-} in --check) check=true ;; *) wanted=${1:-} ;; esac
 red=0 total=0

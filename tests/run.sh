@@ -9,13 +9,19 @@ mkdir -p build
 
 count() { grep -cE "^test .* \.\.\. $1" "$log"; }
 
-# The test programs, one a line, as cargo lists what it has built.
-programs=$("$cargo" test --locked --no-run --message-format=json-render-diagnostics | python3 -c '
+# Builds test programs, and prints them, one a line, as cargo lists what it has built.
+built() {
+  "$cargo" test --locked --no-run --message-format=json-render-diagnostics "$@" | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:
-        print(message["executable"])') || exit 1
+        print(message["executable"])'
+}
+programs=$(built) || exit 1
 [ -n "$programs" ] || { echo "no test was built"; exit 1; }
+# The program that measures is no part of the library: it and its tests are built with a feature, beside all others.
+bench=$(built --features bench --test bench) || exit 1
+programs+=$'\n'$bench
 
 # Runs a program. Shows its tests and all that failing ones printed; the log has the rest.
 crashed=0

@@ -13,6 +13,13 @@ DEVICE void ptx_wait_for_dependency() {
 #endif
 }
 
+// And from the other side: launches that depend on this one may begin, once every block has said so or has ended.
+DEVICE void ptx_trigger_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // Brings a line of global memory to L2.
 DEVICE void ptx_prefetch(const char *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

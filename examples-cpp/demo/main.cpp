@@ -573,7 +573,7 @@ int run(const Options& options) {
   Comparison comparison(weights, requests, sizes, options);
   comparison.run();
   std::printf("\nA model of this size has its states in the processor's cache: fewer state bytes do not show in tokens/s\n"
-              "here. `cargo bench --bench cpu` measures states of real size in memory.\n\n");
+              "here. `make bench` measures states of real size in memory.\n\n");
   for (const std::string& note : comparison.notes()) std::printf("%s\n", note.c_str());
   std::printf("Draft head: %.2f drafts accepted per step, %lld rejected.\n", comparison.accepted_per_step(),
               comparison.rejected());

@@ -1,9 +1,10 @@
-// libcuda.so.1 without a GPU: the functions that the library and its tests call, on a device whose memory is the process's and whose kernels
+// libcuda.so.1 without a GPU: the functions that the library, its tests and replayssm-bench call, on a device whose memory is the process's and whose kernels
 // are compiled for its processor (machine.h). Streams are empty at once: what is enqueued has been done when the call returns.
 //
 // A kernel is known by its compiled image: build.sh makes kernels.inc from the images that the library embeds. Other code is refused.
 // Beyond what a driver does, blocks of memory have guards, which every launch and every free checks.
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -106,6 +107,16 @@ struct Block {
   bool device;
 };
 
+// A launch with its own copy of the parameters, which are constant memory.
+struct Launch {
+  const emulated::Kernel *kernel;
+  unsigned blocks, threads, shared_bytes;
+  std::vector<unsigned long long> params;
+};
+
+// What was captured: launches, one after the other. Graphs and what is instantiated of them are the same.
+typedef std::vector<Launch> Graph;
+
 // Everything, and the one launch that runs.
 std::mutex mutex;
 typedef std::lock_guard<std::mutex> Lock;
@@ -114,6 +125,8 @@ std::map<uintptr_t, Block> &blocks = *new std::map<uintptr_t, Block>;
 std::vector<Loaded *> &libraries = *new std::vector<Loaded *>;
 std::vector<void *> &streams = *new std::vector<void *>;
 std::map<uintptr_t, size_t> &registered = *new std::map<uintptr_t, size_t>;
+// Of streams that capture. Copies and fills are not captured: they are done at once.
+std::map<void *, Graph> &captures = *new std::map<void *, Graph>;
 // The primary context of the only device.
 int context;
 thread_local std::vector<void *> stack;
@@ -230,6 +243,15 @@ const emulated::Kernel *kernel_of(const unsigned char *image) {
   for (const Image &known : IMAGES)
     if (known.bytes == bytes && known.hash == hash) return emulated::find(known.name);
   return nullptr;
+}
+
+Result run(const Launch &launch) {
+  std::vector<unsigned long long> params = launch.params;
+  if (!emulated::run(*launch.kernel, launch.blocks, launch.threads, launch.shared_bytes, params.data())) return LAUNCH_FAILED;
+  if (params != launch.params) return ILLEGAL_ADDRESS;
+  bool fine = true;
+  for (const auto &block : blocks) fine = guards_hold(block.first, block.second, launch.kernel->name) && fine;
+  return fine ? SUCCESS : ILLEGAL_ADDRESS;
 }
 
 bool is_loaded(void *handle) {
@@ -440,10 +462,9 @@ EXPORT cuStreamSynchronize(void *stream) {
   return is_stream(stream) ? SUCCESS : INVALID_HANDLE;
 }
 
-// Nothing can be captured here.
 EXPORT cuStreamIsCapturing(void *stream, int *status) {
   IN_CONTEXT;
-  *status = 0;
+  *status = captures.count(stream) != 0;
   return is_stream(stream) ? SUCCESS : INVALID_HANDLE;
 }
 
@@ -514,17 +535,80 @@ EXPORT cuLaunchKernelEx(const Config *config, void *function, void **arguments, 
   IN_CONTEXT;
   if (!is_loaded(function) || !is_stream(config->stream)) return INVALID_HANDLE;
   const Loaded &loaded = *(Loaded *)function;
-  const emulated::Kernel &kernel = *loaded.kernel;
   bool flat = config->blocks[1] == 1 && config->blocks[2] == 1 && config->threads[1] == 1 && config->threads[2] == 1;
   unsigned n = config->threads[0];
   if (!flat || config->blocks[0] == 0 || n == 0 || n > emulated::MOST_THREADS || config->shared_bytes > loaded.most_dynamic)
     return INVALID_VALUE;
-  // Parameters are constant memory of the launch.
-  std::vector<unsigned long long> params((kernel.params_bytes + 7) / 8);
-  memcpy(params.data(), arguments[0], kernel.params_bytes);
-  if (!emulated::run(kernel, config->blocks[0], n, config->shared_bytes, params.data())) return LAUNCH_FAILED;
-  if (memcmp(params.data(), arguments[0], kernel.params_bytes) != 0) return ILLEGAL_ADDRESS;
-  bool fine = true;
-  for (const auto &block : blocks) fine = guards_hold(block.first, block.second, kernel.name) && fine;
-  return fine ? SUCCESS : ILLEGAL_ADDRESS;
+  Launch launch{loaded.kernel, config->blocks[0], n, config->shared_bytes, {}};
+  launch.params.resize((loaded.kernel->params_bytes + 7) / 8);
+  memcpy(launch.params.data(), arguments[0], loaded.kernel->params_bytes);
+  auto capture = captures.find(config->stream);
+  if (capture == captures.end()) return run(launch);
+  capture->second.push_back(launch);
+  return SUCCESS;
+}
+
+// ---- Graphs, and events: the processor's clock ----
+
+EXPORT cuStreamBeginCapture_v2(void *stream, int) {
+  IN_CONTEXT;
+  if (!is_stream(stream) || captures.count(stream)) return INVALID_HANDLE;
+  captures[stream];
+  return SUCCESS;
+}
+
+EXPORT cuStreamEndCapture(void *stream, Graph **graph) {
+  IN_CONTEXT;
+  auto capture = captures.find(stream);
+  if (capture == captures.end()) return INVALID_HANDLE;
+  *graph = new Graph(capture->second);
+  captures.erase(capture);
+  return SUCCESS;
+}
+
+EXPORT cuGraphInstantiateWithFlags(Graph **exec, const Graph *graph, unsigned long long) {
+  *exec = new Graph(*graph);
+  return SUCCESS;
+}
+
+EXPORT cuGraphDestroy(Graph *graph) {
+  delete graph;
+  return SUCCESS;
+}
+
+EXPORT cuGraphExecDestroy(Graph *graph) {
+  delete graph;
+  return SUCCESS;
+}
+
+EXPORT cuGraphLaunch(const Graph *graph, void *stream) {
+  IN_CONTEXT;
+  if (!is_stream(stream)) return INVALID_HANDLE;
+  for (const Launch &launch : *graph)
+    if (Result result = run(launch)) return result;
+  return SUCCESS;
+}
+
+typedef std::chrono::steady_clock Clock;
+
+EXPORT cuEventCreate(Clock::time_point **event, unsigned) {
+  *event = new Clock::time_point;
+  return SUCCESS;
+}
+
+EXPORT cuEventDestroy_v2(Clock::time_point *event) {
+  delete event;
+  return SUCCESS;
+}
+
+EXPORT cuEventRecord(Clock::time_point *event, void *) {
+  *event = Clock::now();
+  return SUCCESS;
+}
+
+EXPORT cuEventSynchronize(Clock::time_point *) { return SUCCESS; }
+
+EXPORT cuEventElapsedTime(float *ms, const Clock::time_point *begin, const Clock::time_point *end) {
+  *ms = std::chrono::duration<float, std::milli>(*end - *begin).count();
+  return SUCCESS;
 }

@@ -3,6 +3,7 @@
 
 // Launches begin when what is in front of them has ended.
 inline void ptx_wait_for_dependency() {}
+inline void ptx_trigger_dependents() {}
 
 // Reads, so that an address outside of all memory is found.
 inline void ptx_prefetch(const char *at) { (void)*(const volatile char *)at; }

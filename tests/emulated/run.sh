@@ -23,16 +23,26 @@ skip() {
 command -v "${CXX:-g++}" >/dev/null || skip "there is no C++ compiler"
 command -v make >/dev/null || skip "there is no make"
 
-"$cargo" run --locked --quiet --example kernel_list >"$out/kernels"
+names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save bench}
+# The program that measures has kernels of its own.
+bench=()
+case $names in *bench) bench=(--features bench) ;; esac
+"$cargo" run --locked --quiet "${bench[@]}" --example kernel_list >"$out/kernels"
 [ -s "$out/kernels" ] || skip "the library was built without kernels, as where there is no NVRTC"
 tests/emulated/build.sh "$out/kernels" "$out"
 
-names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save}
-programs=$("$cargo" test --locked --quiet --no-run --message-format=json-render-diagnostics $(printf -- '--test %s ' $names) | python3 -c '
+# Builds programs, and prints the name and the place of each.
+programs_of() {
+  "$cargo" test --locked --quiet --no-run --message-format=json-render-diagnostics "$@" | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:
-        print(message["target"]["name"], message["executable"])')
+        print(message["target"]["name"], message["executable"])'
+}
+others=$(printf '%s ' $names | sed 's/bench $//')
+# shellcheck disable=SC2046,SC2086 # a word for each program
+programs=$([ -z "$others" ] || programs_of $(printf -- '--test %s ' $others))
+[ ${#bench[@]} = 0 ] || programs+=$'\n'$(programs_of "${bench[@]}" --test bench)
 
 failed=0
 # Lines look as cargo's do, with this stage in front of the name.
@@ -61,5 +71,5 @@ while read -r name program; do
     esac
   fi
   REPLAYSSM_TEST_BACKEND=$backend run "$program" -Z unstable-options --report-time --show-output "${chosen[@]}"
-done <<<"$programs"
+done <<<"${programs#$'\n'}"
 exit "$failed"

@@ -62,7 +62,7 @@ if [ -z "${REPLAYSSM_NVRTC:-}" ] && [ -e "$compiler" ]; then export REPLAYSSM_NV
 
 rm -rf "$copy"
 mkdir -p "$copy/programs"
-cp -r Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml cuda src benches tests include "$copy"
+cp -r Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml cuda src tests include "$copy"
 # Half of the kernels, none of which these tests use.
 perl -0pi -e 's/(        keys\n    \}\n)/        keys.retain(|key| key.columns <= 128);\n$1/' "$copy/src/backend/cuda/instances.rs"
 if cmp -s src/backend/cuda/instances.rs "$copy/src/backend/cuda/instances.rs"; then echo "instances.rs has changed" && exit 1; fi

@@ -30,14 +30,15 @@ const OUT_OF_MEMORY: Status = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
 
 macro_rules! functions {
     (
+        $(#[$doc:meta])* $table:ident;
         as_bound: { $($name:ident($($ty:ty),*);)* }
         with_numbers: { $($other:ident($($other_ty:ty),*);)* }
         not_in_every_driver: { $($maybe:ident($($maybe_ty:ty),*);)* }
     ) => {
-        /// The driver's functions, by the names of their symbols.
+        $(#[$doc])*
         #[allow(non_snake_case, reason = "the driver's own names")]
         #[derive(Debug)]
-        struct Driver {
+        struct $table {
             $($name: unsafe extern "C" fn($($ty),*) -> Status,)*
             $($other: unsafe extern "C" fn($($other_ty),*) -> Status,)*
             $($maybe: Option<unsafe extern "C" fn($($maybe_ty),*) -> Status>,)*
@@ -50,10 +51,10 @@ macro_rules! functions {
         };
 
         #[cfg(unix)]
-        impl Driver {
+        impl $table {
             /// Looks the functions up in an open library; the name of one that it lacks.
             fn find(library: Library) -> std::result::Result<Self, &'static str> {
-                Ok(Driver {
+                Ok($table {
                     $($name: {
                         let at = library.symbol(concat!(stringify!($name), "\0")).ok_or(stringify!($name))?;
                         // SAFETY: the driver's function of this name takes this, and returns an int.
@@ -75,6 +76,8 @@ macro_rules! functions {
 }
 
 functions! {
+    /// The driver's functions, by the names of their symbols.
+    Driver;
     as_bound: {
         cuInit(c_uint);
         cuDriverGetVersion(*mut c_int);
@@ -771,6 +774,206 @@ impl Drop for Kernel {
             // This does not wait; the memory of each slots handle, which went before, did.
             // SAFETY: loaded once, unloaded once.
             unsafe { (self.device.driver.cuLibraryUnload)(self.library) };
+        }
+    }
+}
+
+// ---- Streams, graphs and events, for replayssm-bench: the library itself has its caller's ----
+
+#[cfg(feature = "bench")]
+pub use self::timing::{Event, Graph, Stream, version_and_cache};
+
+#[cfg(feature = "bench")]
+mod timing {
+    use cudarc::driver::sys::{CUevent, CUgraph, CUgraphExec};
+
+    use super::*;
+
+    functions! {
+        /// The driver's functions that time takes.
+        Timing;
+        as_bound: {
+            cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+            cuStreamEndCapture(CUstream, *mut CUgraph);
+            cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64);
+            cuGraphLaunch(CUgraphExec, CUstream);
+            cuGraphExecDestroy(CUgraphExec);
+            cuGraphDestroy(CUgraph);
+            cuEventCreate(*mut CUevent, c_uint);
+            cuEventDestroy_v2(CUevent);
+            cuEventRecord(CUevent, CUstream);
+            cuEventSynchronize(CUevent);
+        }
+        // The bindings have its second version alone, which older drivers have not.
+        with_numbers: {
+            cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        }
+        not_in_every_driver: {}
+    }
+
+    #[cfg(unix)]
+    fn timing() -> Result<&'static Timing> {
+        static TIMING: OnceLock<std::result::Result<Timing, String>> = OnceLock::new();
+        let find = || {
+            let library = Library::open(0).ok_or("no NVIDIA driver: libcuda.so.1 cannot be loaded")?;
+            Timing::find(library).map_err(|name| format!("the NVIDIA driver is too old: it has no {name}"))
+        };
+        TIMING.get_or_init(find).as_ref().map_err(|why| Error::NoCuda(why.clone()))
+    }
+
+    #[cfg(not(unix))]
+    fn timing() -> Result<&'static Timing> {
+        Err(Error::NoCuda("the CUDA backend is for Linux".into()))
+    }
+
+    /// CUDA version that a driver serves, times a thousand, and bytes of a device's L2.
+    pub fn version_and_cache(device: &Device) -> Result<(u32, Option<u32>)> {
+        let (driver, mut version) = (device.driver, 0);
+        // SAFETY: the version is a local.
+        driver.check(unsafe { (driver.cuDriverGetVersion)(&mut version) }, "cuDriverGetVersion")?;
+        let bytes = driver.attribute_of(device.ordinal, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+        Ok((version as u32, bytes.ok()))
+    }
+
+    /// A stream of our own.
+    #[derive(Debug)]
+    pub struct Stream {
+        device: Arc<Device>,
+        timing: &'static Timing,
+        at: CUstream,
+    }
+
+    impl Stream {
+        /// Creates it; it waits for no other.
+        pub fn new(device: &Arc<Device>) -> Result<Self> {
+            let (timing, _inside) = (timing()?, Inside::enter(device)?);
+            let (driver, mut at) = (device.driver, null_mut());
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the out-parameter is a local.
+            driver.check(unsafe { (driver.cuStreamCreate)(&mut at, flags) }, "cuStreamCreate")?;
+            Ok(Stream { device: device.clone(), timing, at })
+        }
+
+        /// As the library takes it.
+        pub fn handle(&self) -> usize {
+            self.at as usize
+        }
+
+        /// Waits for all its work.
+        pub fn wait(&self) -> Result<()> {
+            let _inside = Inside::enter(&self.device)?;
+            let driver = self.device.driver;
+            // SAFETY: a stream of ours.
+            driver.check(unsafe { (driver.cuStreamSynchronize)(self.at) }, "cuStreamSynchronize")
+        }
+
+        /// From here on, work on it is captured.
+        pub fn begin_capture(&self) -> Result<()> {
+            let _inside = Inside::enter(&self.device)?;
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            // SAFETY: a stream of ours.
+            let status = unsafe { (self.timing.cuStreamBeginCapture_v2)(self.at, mode) };
+            self.device.driver.check(status, "cuStreamBeginCapture")
+        }
+
+        /// Ends the capture: a graph of all that came since.
+        pub fn end_capture(&self) -> Result<Graph> {
+            let _inside = Inside::enter(&self.device)?;
+            let (driver, timing) = (self.device.driver, self.timing);
+            let (mut graph, mut exec) = (null_mut(), null_mut());
+            // SAFETY: a stream of ours that captures; the out-parameter is a local.
+            driver.check(unsafe { (timing.cuStreamEndCapture)(self.at, &mut graph) }, "cuStreamEndCapture")?;
+            // SAFETY: a live graph; the out-parameter is a local.
+            let status = unsafe { (timing.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) };
+            // SAFETY: what was instantiated stays without it.
+            unsafe { (timing.cuGraphDestroy)(graph) };
+            driver.check(status, "cuGraphInstantiate")?;
+            Ok(Graph { device: self.device.clone(), timing, exec })
+        }
+    }
+
+    impl Drop for Stream {
+        fn drop(&mut self) {
+            if let Ok(_inside) = Inside::enter(&self.device) {
+                // SAFETY: a stream of ours, used no more.
+                unsafe { (self.device.driver.cuStreamDestroy_v2)(self.at) };
+            }
+        }
+    }
+
+    /// Captured work.
+    #[derive(Debug)]
+    pub struct Graph {
+        device: Arc<Device>,
+        timing: &'static Timing,
+        exec: CUgraphExec,
+    }
+
+    impl Graph {
+        /// Enqueues it.
+        pub fn launch(&self, stream: &Stream) -> Result<()> {
+            let _inside = Inside::enter(&self.device)?;
+            // SAFETY: both are live; whoever captured the graph keeps what it works on.
+            let status = unsafe { (self.timing.cuGraphLaunch)(self.exec, stream.at) };
+            self.device.driver.check(status, "cuGraphLaunch")
+        }
+    }
+
+    impl Drop for Graph {
+        fn drop(&mut self) {
+            if let Ok(_inside) = Inside::enter(&self.device) {
+                // SAFETY: instantiated once, destroyed once; the driver lets a launch that runs end first.
+                unsafe { (self.timing.cuGraphExecDestroy)(self.exec) };
+            }
+        }
+    }
+
+    /// A point of a stream, with a time.
+    #[derive(Debug)]
+    pub struct Event {
+        device: Arc<Device>,
+        timing: &'static Timing,
+        at: CUevent,
+    }
+
+    impl Event {
+        /// Creates it.
+        pub fn new(device: &Arc<Device>) -> Result<Self> {
+            let (timing, _inside) = (timing()?, Inside::enter(device)?);
+            let mut at = null_mut();
+            // SAFETY: the out-parameter is a local.
+            device.driver.check(unsafe { (timing.cuEventCreate)(&mut at, 0) }, "cuEventCreate")?;
+            Ok(Event { device: device.clone(), timing, at })
+        }
+
+        /// Becomes the point of a stream behind its work so far.
+        pub fn record(&self, stream: &Stream) -> Result<()> {
+            let _inside = Inside::enter(&self.device)?;
+            // SAFETY: both are live.
+            let status = unsafe { (self.timing.cuEventRecord)(self.at, stream.at) };
+            self.device.driver.check(status, "cuEventRecord")
+        }
+
+        /// Microseconds since another event; waits for this one.
+        pub fn since(&self, begin: &Event) -> Result<f64> {
+            let _inside = Inside::enter(&self.device)?;
+            let driver = self.device.driver;
+            // SAFETY: a live event.
+            driver.check(unsafe { (self.timing.cuEventSynchronize)(self.at) }, "cuEventSynchronize")?;
+            let mut ms = 0.0;
+            // SAFETY: live events; the out-parameter is a local.
+            let status = unsafe { (self.timing.cuEventElapsedTime)(&mut ms, begin.at, self.at) };
+            driver.check(status, "cuEventElapsedTime")?;
+            Ok(f64::from(ms) * 1e3)
+        }
+    }
+
+    impl Drop for Event {
+        fn drop(&mut self) {
+            if let Ok(_inside) = Inside::enter(&self.device) {
+                // SAFETY: created once, destroyed once.
+                unsafe { (self.timing.cuEventDestroy_v2)(self.at) };
+            }
         }
     }
 }

@@ -51,7 +51,16 @@ pub enum Work {
     ReadCursors,
     /// Checks before a step or extend, and guards of a new pool.
     Inspect,
+    /// A stream of reads, to compare with.
+    BenchRead,
+    /// A stream of reads and writes in place, to compare with.
+    BenchUpdate,
+    /// A matrix product in front of a layer.
+    BenchProduct,
 }
+
+/// Kernels that only `replayssm-bench` has: with the feature `bench`.
+pub const BENCH: [Work; 3] = [Work::BenchRead, Work::BenchUpdate, Work::BenchProduct];
 
 /// Kernels of which there is one.
 pub const SINGLE: [Work; 11] = [
@@ -123,6 +132,9 @@ impl Key {
                 keys.extend([key(Work::DeltaFold, false, false), key(Work::DeltaFold, false, true)]);
             }
         }
+        if cfg!(feature = "bench") {
+            keys.extend(BENCH.map(Key::single));
+        }
         keys
     }
 
@@ -174,6 +186,9 @@ impl Key {
             Work::Copy => "copy",
             Work::ReadCursors => "read_cursors",
             Work::Inspect => "inspect",
+            Work::BenchRead => "bench_read",
+            Work::BenchUpdate => "bench_update",
+            Work::BenchProduct => "bench_product",
         }
         .to_owned();
         if let Some((_, format)) = FORMATS.iter().find(|(number, _)| *number == self.format) {
@@ -221,6 +236,9 @@ impl Key {
             Work::Copy => "slots/copy.cu",
             Work::ReadCursors => "slots/read_cursors.cu",
             Work::Inspect => "slots/inspect.cu",
+            Work::BenchRead => "bench/read.cu",
+            Work::BenchUpdate => "bench/update.cu",
+            Work::BenchProduct => "bench/product.cu",
         }
     }
 

@@ -3,6 +3,8 @@
 //! A call fills in the parameters of one kernel and enqueues it. Nothing is allocated, loaded or waited for after a pool was created, so
 //! that every call can be captured in a graph. Kernels are the cubins that the build made of `cuda/`.
 
+#[cfg(feature = "bench")]
+pub mod bench;
 mod conv1d;
 mod copy;
 mod decode;
