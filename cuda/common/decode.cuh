@@ -32,7 +32,7 @@ enum : i32 {
   PLANS = 3,                  // at work, to come, and still in stages
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
-  SLOW_WORDS = 3,             // of a head's records, a bit each
+  MAX_HISTORY = 96,           // records of a head and tokens of a step: three words of bits
 };
 
 // What is to be done with a head.
@@ -164,20 +164,32 @@ DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 stage, i32 k
 }
 
 // Within a stage: values of records from the oldest on, the step's own behind them. elapsed: of each record, e^(log decay of it and of all
-// later ones in front of the step), 1 behind the last; brought: what records and tokens bring to each column, [column][record]; of HIGH, with more
-// tokens than one, two bfloat16 parts, one array behind the other. decays: of each token, e^(log decays from the first on).
+// later ones in front of the step), 1 behind the last; weights: what a record weighs by then. decays: of each token, e^(log decays from the
+// first on); own: what tokens bring to each column, [column][token]. One token: it is a record as any other, whose decay elapsed has, and weights
+// are what records bring to each column, the columns of a record next to each other.
 DEVICE const char *values_at(const Pipeline &s, const Job &j) { return j.stage + s.at_values; }
 DEVICE float2 *gates_at(const Pipeline &s, const Job &j) { return (float2 *)(j.stage + s.at_gates); }
 DEVICE float *elapsed_at(const Pipeline &s, const Job &j) { return (float *)(j.stage + s.at_weights); }
 DEVICE float *decays_at(const Pipeline &s, const Job &j) { return elapsed_at(s, j) + s.history + 4; }
 DEVICE u32 *slow_at(const Pipeline &s, const Job &j) { return (u32 *)(decays_at(s, j) + MAX_TOKENS); }
-DEVICE float *brought_at(const Pipeline &s, const Job &j) { return decays_at(s, j) + MAX_TOKENS + 4; }
-// A row of the parts of HIGH, in elements.
-DEVICE i32 part_stride(const Pipeline &s) { return s.history + 8; }
+DEVICE float *own_at(const Pipeline &s, const Job &j) { return decays_at(s, j) + MAX_TOKENS + 4; }
+DEVICE float *weights_at(const Pipeline &s, const Job &j) { return own_at(s, j) + s.columns * MAX_TOKENS; }
 // With the keys: products of records and tokens [column][record].
 DEVICE float *products_at(const Pipeline &s, const Job &j) { return (float *)(j.keys + s.at_products); }
-// A consumer's sums, [column][channel].
-DEVICE float *sums_at(const Pipeline &s) { return (float *)(shared_memory + s.at_sums) + (warp_of() - SERVICES) * s.tokens_columns * s.sums; }
+// What 16 rows bring to eight columns, as the right operand of a product of tensor cores: two bfloat16 parts. A lane's share.
+struct __align__(16) Brought {
+  u32 upper[2];
+  u32 lower[2];
+};
+
+// A consumer's own, where steps have more tokens than one: of HIGH what records bring, 16 of them each; then sums, [column][channel].
+DEVICE Brought *brought_at(const Pipeline &s) {
+  return (Brought *)((float *)(shared_memory + s.at_sums) + (warp_of() - SERVICES) * s.tokens_columns * s.sums) + lane_index();
+}
+template <bool HIGH>
+DEVICE float *sums_at(const Pipeline &s) {
+  return (float *)(brought_at(s) - lane_index() + (HIGH ? s.history / TILE * WARP : 0));
+}
 
 // Items of this block: every gridDim.x-th from its own number on.
 DEVICE i32 items_of_block(const Pipeline &s) { return (i32)((s.n_items - blockIdx.x + gridDim.x - 1) / gridDim.x); }
@@ -329,62 +341,32 @@ DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, fl
   }
 }
 
-// What a head's records bring to each of n_columns columns, and the factors of their decays where they are folded. Gates are {dt, g}, or
-// {beta, g}; Family::IS_SCALED: dt is part of the weight. One token is a record as any other, whose decay elapsed has; with more of them
-// there is decays.
-template <class Family, bool HIGH, bool IS_SINGLE>
+// What a head's records weigh, and the factors of their decays where they are folded; what the step's tokens bring to each of n_columns
+// columns. Gates are {dt, g}, or {beta, g}; Family::IS_SCALED: dt is part of the weight.
+template <class Family, bool IS_SINGLE>
 DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
   i32 n = job.item->records, len = job.item->len, kind = job.head->kind, lane = lane_index();
-  // Of a head that folds as a whole, these are in the checkpoint by then.
-  i32 gone = kind == FOLD ? job.head->from + job.head->folds : kind == READ ? job.head->from : 0;
   float2 *gates = gates_at(s, job);
-  float *elapsed = elapsed_at(s, job), newer = 0.0f;
+  float *elapsed = elapsed_at(s, job), *weights = weights_at(s, job), newer = 0.0f;
   const float *products = products_at(s, job);
-  u16 *upper = (u16 *)brought_at(s, job), *lower = upper + s.columns * part_stride(s);
-  // With more tokens than one: lane t < len knows what elapses up to token t, and from which one on.
-  float until = 0.0f;
-  if (!IS_SINGLE) {
-    for (i32 t = 0; t <= lane && t < len; t++) until += job.gates[t].y;
-    until = fast_exp(until);
-    if (lane < len) decays_at(s, job)[lane] = until;
-  }
-  i32 all = n + len;
+  i32 all = n + (IS_SINGLE ? len : 0);
 #pragma unroll 1
   for (i32 first = (all - 1) / WARP * WARP; first >= 0 && all > 0; first -= WARP) {
     i32 i = first + lane;
     bool is_record = i < n, exists = i < all;
-    float2 gate = is_record ? gates[i] : exists ? job.gates[i - n] : make_float2(0.0f, 0.0f);
+    float2 gate = is_record ? gates[i] : exists ? job.gates[0] : make_float2(0.0f, 0.0f);
     float with, without;
-    sum_later(is_record || IS_SINGLE ? gate.y : 0.0f, with, without);
+    sum_later(gate.y, with, without);
     with += newer;
-    if (exists) elapsed[i] = fast_exp(with);
     float weight = fast_exp(without + newer);
     if (Family::IS_SCALED) weight *= gate.x;
-    if (IS_SINGLE) {
-      // Columns next to each other.
+    if (exists) {
+      elapsed[i] = fast_exp(with);
+      if (IS_SINGLE) {
 #pragma unroll
-      for (i32 c = 0; c < Family::SINGLE_COLUMNS; c++)
-        if (exists) brought_at(s, job)[i * Family::SINGLE_COLUMNS + c] = i >= gone ? weight * products[c * s.products + i] : 0.0f;
-    } else {
-#pragma unroll 1
-      for (i32 c = 0; c < n_columns; c++) {
-        i32 token = Family::token_of(c, len);
-        float factor = __shfl_sync(0xFFFFFFFFu, until, token);
-        // Of a token: what elapses between it and this one.
-        if (!is_record && exists) {
-          float sum = 0.0f;
-          for (i32 t = i - n + 1; t <= token; t++) sum += job.gates[t].y;
-          factor = i - n <= token ? fast_exp(sum) : 0.0f;
-        }
-        float brings = exists && i >= gone ? weight * factor * products[c * s.products + i] : 0.0f;
-        if (i < s.history) {
-          if (HIGH) {
-            upper[c * part_stride(s) + i] = (u16)(bits_of(brings) >> 16);
-            lower[c * part_stride(s) + i] = (u16)(bits_of(brings - from_bits(bits_of(brings) & 0xFFFF0000u)) >> 16);
-          } else {
-            brought_at(s, job)[c * s.products + i] = brings;
-          }
-        }
+        for (i32 c = 0; c < Family::SINGLE_COLUMNS; c++) weights[i * Family::SINGLE_COLUMNS + c] = weight * products[c * s.products + i];
+      } else {
+        weights[i] = weight;
       }
     }
     if (kind != READ) {
@@ -395,10 +377,28 @@ DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
     }
     newer = __shfl_sync(0xFFFFFFFFu, with, 0);
   }
-  if (!IS_SINGLE && lane == 0) elapsed[n] = 1.0f;
+  if (IS_SINGLE) return;
+  if (lane == 0) elapsed[n] = 1.0f;
+  if (lane < len) {
+    float sum = 0.0f;
+    for (i32 t = 0; t <= lane; t++) sum += job.gates[t].y;
+    decays_at(s, job)[lane] = fast_exp(sum);
+  }
+#pragma unroll 1
+  for (i32 i = lane; i < n_columns * MAX_TOKENS; i += WARP) {
+    i32 c = i / MAX_TOKENS, of = i % MAX_TOKENS, to = Family::token_of(c, len);
+    float brings = 0.0f;
+    if (of <= to && to < len) {
+      float sum = 0.0f;
+      for (i32 t = of + 1; t <= to; t++) sum += job.gates[t].y;
+      brings = fast_exp(sum) * products[c * s.products + n + of];
+      if (Family::IS_SCALED) brings *= job.gates[of].x;
+    }
+    own_at(s, job)[i] = brings;
+  }
 }
 
-template <class Family, bool HIGH, bool IS_SINGLE>
+template <class Family, bool IS_SINGLE>
 DEVICE void weigh(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   i32 n = items_of_block(s);
@@ -419,7 +419,7 @@ DEVICE void weigh(const typename Family::Params &params) {
     for (i32 h = 0; h < s.heads_per_item; h++) {
       Job job = job_of(s, count, h, stage.place, keys.place);
       ptx_barrier_wait(&barriers().full[stage.place], stage.phase);
-      if (job.head->kind <= ODD) Family::template weigh_head<HIGH, IS_SINGLE>(params, job);
+      if (job.head->kind <= ODD) Family::template weigh_head<IS_SINGLE>(params, job);
       __syncwarp();
       if (lane_index() == 0) ptx_barrier_arrive(&barriers().ready[order.place]);
       stage.next(s.stages);
@@ -431,6 +431,12 @@ DEVICE void weigh(const typename Family::Params &params) {
 }
 
 // ---- Consumers ----
+
+// Frees a head's stage once all of the warp has read what it needs of it, if there is one to free.
+DEVICE void free_stage(u64 *empty) {
+  __syncwarp();
+  if (empty && lane_index() == 0) ptx_barrier_arrive(empty);
+}
 
 // The lane's eight values of a block of a checkpoint's row in shared memory.
 template <i32 FORMAT>
@@ -504,31 +510,65 @@ DEVICE void multiply_full(const State &s, const char *plane, i32 row, const char
   for (i32 i = 0; i < 4; i++) out[i] = (upper[0][i] + upper[1][i]) + (lower[0][i] + lower[1][i]);
 }
 
-// y += records [from, n) of bfloat16 values, each times what it brings to the eight columns of a pass, by tensor cores.
-DEVICE void add_history(const Pipeline &s, const Job &job, i32 tile, i32 from, i32 n, i32 pass, Lane lane, float (&y)[4]) {
-  i32 me = lane_index();
-  const u16 *upper = (const u16 *)brought_at(s, job) + (pass * MAX_COLUMNS + lane.group) * part_stride(s) + 2 * lane.quad, *lower = upper + s.columns * part_stride(s);
-  // Matrix m of a record's values: records 8 (m / 2) on, channels 8 (m % 2) on.
-  const char *values = values_at(s, job) + (me / 16 * 8 + me % 8) * s.value_stride + (tile * TILE + me / 8 % 2 * 8) * 2;
-#pragma unroll 1
-  for (i32 first = from & ~(TILE - 1); first < n; first += TILE) {
-    u32 left[4];
-    ptx_ldmatrix_x4<true>(left, values + first * s.value_stride);
-    u32 high[2] = {*(const u32 *)(upper + first), *(const u32 *)(upper + first + 8)};
-    u32 low[2] = {*(const u32 *)(lower + first), *(const u32 *)(lower + first + 8)};
-    if (first < from || first + TILE > n) {
-      // Not those before; and behind the last is what was there before, which may be no number.
+DEVICE void split(float a, float b, u32 &upper, u32 &lower) {
+  upper = upper_halves(bits_of(a), bits_of(b));
+  lower = upper_halves(bits_of(a - from_bits(bits_of(a) & 0xFFFF0000u)), bits_of(b - from_bits(bits_of(b) & 0xFFFF0000u)));
+}
+
+// Of records [first, first + 16), of which those in [from, n) count.
+DEVICE Brought brought_by_records(const Pipeline &s, const Job &job, i32 pass, i32 first, i32 from, i32 n, Lane lane) {
+  const float *weights = weights_at(s, job), *products = products_at(s, job) + (pass * MAX_COLUMNS + lane.group) * s.products;
+  Brought r;
 #pragma unroll
-      for (i32 half = 0; half < 2; half++) {
-        i32 i = first + 8 * half + 2 * lane.quad;
-        u32 mask = (i >= from && i < n ? 0xFFFFu : 0) | (i + 1 >= from && i + 1 < n ? 0xFFFF0000u : 0);
-        left[2 * half] &= mask;
-        left[2 * half + 1] &= mask;
-      }
-    }
-    ptx_mma_m16n8k16_bf16(y, left, high, y);
-    ptx_mma_m16n8k16_bf16(y, left, low, y);
+  for (i32 half = 0; half < 2; half++) {
+    i32 i = first + 8 * half + 2 * lane.quad;
+    float2 weight = *(const float2 *)(weights + i), product = *(const float2 *)(products + i);
+    // Behind the last record is what was there before.
+    float a = i >= from && i < n ? weight.x * product.x : 0.0f, b = i + 1 >= from && i + 1 < n ? weight.y * product.y : 0.0f;
+    split(a, b, r.upper[half], r.lower[half]);
   }
+  return r;
+}
+
+// Of the step's tokens, which are eight at most.
+DEVICE Brought brought_by_tokens(const Pipeline &s, const Job &job, i32 pass, Lane lane) {
+  float2 own = *(const float2 *)(own_at(s, job) + (pass * MAX_COLUMNS + lane.group) * MAX_TOKENS + 2 * lane.quad);
+  Brought r = {};
+  split(own.x, own.y, r.upper[0], r.lower[0]);
+  return r;
+}
+
+// What all records bring to the columns of a pass, for this lane.
+DEVICE void bring_records(const Pipeline &s, const Job &job, i32 pass, i32 from, i32 n, Lane lane) {
+#pragma unroll 1
+  for (i32 i = 0; i * TILE < n; i++) brought_at(s)[i * WARP] = brought_by_records(s, job, pass, i * TILE, from, n, lane);
+}
+
+// y += what n of 16 rows of bfloat16 values bring, by tensor cores.
+DEVICE void add_brought(const Pipeline &s, const char *values, i32 tile, i32 n, const Brought &brought, Lane lane, float (&y)[4]) {
+  i32 me = lane_index();
+  u32 left[4];
+  // Matrix m of the rows' values: rows 8 (m / 2) on, channels 8 (m % 2) on.
+  ptx_ldmatrix_x4<true>(left, values + (me / 16 * 8 + me % 8) * s.value_stride + (tile * TILE + me / 8 % 2 * 8) * 2);
+  if (n < TILE) {
+    // Behind the last is what was there before, which may be no number.
+#pragma unroll
+    for (i32 half = 0; half < 2; half++) {
+      i32 i = 8 * half + 2 * lane.quad;
+      u32 mask = (i < n ? 0xFFFFu : 0) | (i + 1 < n ? 0xFFFF0000u : 0);
+      left[2 * half] &= mask;
+      left[2 * half + 1] &= mask;
+    }
+  }
+  ptx_mma_m16n8k16_bf16(y, left, brought.upper, y);
+  ptx_mma_m16n8k16_bf16(y, left, brought.lower, y);
+}
+
+// y += what n records bring, which bring_records has found.
+DEVICE void add_records(const Pipeline &s, const Job &job, i32 tile, i32 n, Lane lane, float (&y)[4]) {
+#pragma unroll 1
+  for (i32 i = 0; i * TILE < n; i++)
+    add_brought(s, values_at(s, job) + i * TILE * s.value_stride, tile, n - i * TILE, brought_at(s)[i * WARP], lane, y);
 }
 
 // A value of a record or token.
@@ -537,18 +577,20 @@ DEVICE float value_at(const char *row, i32 channel) {
   return IS_F32 ? ((const float *)row)[channel] : from_bf16(((const u16 *)row)[channel]);
 }
 
-// The same in fp32.
+// y += what records [from, n) bring to the eight columns of a pass, in fp32.
 template <bool IS_F32>
-DEVICE void add_history_full(const Pipeline &s, const Job &job, i32 row, i32 from, i32 n, i32 pass, Lane lane, float (&y)[4]) {
-  const float *first = brought_at(s, job) + (pass * MAX_COLUMNS + 2 * lane.quad) * s.products, *second = first + s.products;
+DEVICE void add_records_full(const Pipeline &s, const Job &job, i32 row, i32 from, i32 n, i32 pass, Lane lane, float (&y)[4]) {
+  const float *weights = weights_at(s, job), *first = products_at(s, job) + (pass * MAX_COLUMNS + 2 * lane.quad) * s.products;
+  const float *second = first + s.products;
 #pragma unroll 2
   for (i32 i = from; i < n; i++) {
     const char *values = values_at(s, job) + i * s.value_stride;
+    float a = weights[i] * first[i], b = weights[i] * second[i];
     float low = value_at<IS_F32>(values, row), high = value_at<IS_F32>(values, row + 8);
-    y[0] = fma(first[i], low, y[0]);
-    y[1] = fma(second[i], low, y[1]);
-    y[2] = fma(first[i], high, y[2]);
-    y[3] = fma(second[i], high, y[3]);
+    y[0] = fma(a, low, y[0]);
+    y[1] = fma(b, low, y[1]);
+    y[2] = fma(a, high, y[2]);
+    y[3] = fma(b, high, y[3]);
   }
 }
 
@@ -639,6 +681,43 @@ DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job
                (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
 }
 
+// Loads a part of a tile whose checkpoint begins at head, all of it under way together. Rows behind the last are the last once more.
+template <i32 FORMAT, i32 NC, i32 H>
+DEVICE void load_part(Tile<NC, H> &t, const State &s, const Checkpoint &c, i32 half, Lane lane) {
+  constexpr i32 SIZE = FORMAT == FORMAT_F32 ? 4 : 2, UNITS = FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16 ? 1 : 2;
+  uint4 raw[H][NC][UNITS];
+#pragma unroll
+  for (i32 h = 0; h < H; h++) {
+    i32 row = min((half + h) * 8 + lane.group, c.rows - 1);
+    const char *at = c.head + ((c.first + row) * COLUMNS + 8 * lane.quad) * SIZE;
+#pragma unroll
+    for (i32 j = 0; j < NC; j++) {
+      raw[h][j][0] = *(const uint4 *)(at + j * BLOCK * SIZE);
+      if (UNITS > 1) raw[h][j][UNITS - 1] = *(const uint4 *)(at + j * BLOCK * SIZE + (FORMAT == FORMAT_F32 ? 16 : s.rows * ROW_BYTES));
+    }
+  }
+#pragma unroll
+  for (i32 h = 0; h < H; h++)
+#pragma unroll
+    for (i32 j = 0; j < NC; j++) {
+      const uint4 &a = raw[h][j][0], &b = raw[h][j][UNITS - 1];
+      u32 first[4] = {a.x, a.y, a.z, a.w}, second[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) {
+        if (FORMAT == FORMAT_F32) {
+          t.v[h][j][i] = from_bits(first[i]);
+          t.v[h][j][4 + i] = from_bits(second[i]);
+        } else if (FORMAT == FORMAT_SPLIT32) {
+          t.v[h][j][2 * i] = join(first[i] & 0xFFFFu, second[i]);
+          t.v[h][j][2 * i + 1] = join(first[i] >> 16, second[i] >> 16);
+        } else {
+          t.v[h][j][2 * i] = pair_low(first[i]);
+          t.v[h][j][2 * i + 1] = pair_high(first[i]);
+        }
+      }
+    }
+}
+
 // A part of a tile's checkpoint. Its slot is read each time: registers are for the state.
 template <class Family, i32 FORMAT>
 DEVICE Checkpoint part_of(const typename Family::Params &params, const Job &job, i32 tile, const Part &part) {
@@ -663,7 +742,7 @@ DEVICE void fold_head(const typename Family::Params &params, const Job &job, i32
     Folds f = folds_of_tile<Family>(params, job, tile);
     Part part = {i % (BLOCKS / NC) * NC * BLOCK, i / (BLOCKS / NC) * H};
     Tile<NC, H> t;
-    load_tile<FORMAT>(t, state, part_of<Family, FORMAT>(params, job, tile, part), lane, part.half, false);
+    load_part<FORMAT>(t, state, part_of<Family, FORMAT>(params, job, tile, part), part.half, lane);
     i32 end = f.from + f.n;
     typename Family::Ahead ahead = Family::look_ahead(params, job, f.n > 0 ? f.from : -1, tile, part, lane);
 #pragma unroll 1
@@ -705,40 +784,42 @@ DEVICE void consume(const typename Family::Params &params) {
     ptx_barrier_wait(&barriers().keys_full[keys.place], keys.phase);
 #pragma unroll 1
     for (i32 h = 0; h < s.heads_per_item; h++) {
-      Job job = job_of(s, count, h, stage.place, keys.place);
-      i32 kind = job.head->kind;
+      i32 kind = plans().head[count.plan][count.item * MAX_HEADS + h].kind;
       bool folds = kind == FOLD || kind == ODD, mine = turn == me;
       if (folds || mine) {
+        Job job = job_of(s, count, h, stage.place, keys.place);
         ptx_barrier_wait(&barriers().ready[order.place], order.phase);
         if (folds) {
           fold_head<Family, FORMAT, HIGH>(params, job, me, lane);
           __syncwarp();
           if (lane_index() == 0) ptx_barrier_arrive(&barriers().folded[order.place]);
         }
-      }
-      if (mine) {
-        // Once for every head.
-        if (!folds && lane_index() == 0) ptx_barrier_arrive_many(&barriers().folded[order.place], (u32)s.consumers);
-        if (folds) ptx_barrier_wait(&barriers().folded[order.place], order.phase);
-        if (kind == READ || kind == FOLD) {
-          i32 from = job.head->from + (kind == FOLD ? job.head->folds : 0);
-          Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, from, -1, lane);
-        } else if (kind == ODD) {
+        if (mine) {
+          // Once for every head.
+          if (!folds && lane_index() == 0) ptx_barrier_arrive_many(&barriers().folded[order.place], (u32)s.consumers);
+          if (folds) ptx_barrier_wait(&barriers().folded[order.place], order.phase);
+          u64 *empty = &barriers().empty[stage.place];
+          if (kind == READ || kind == FOLD) {
+            i32 from = job.head->from + (kind == FOLD ? job.head->folds : 0);
+            Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, from, 0, params.family.state.tiles, empty, lane);
+          } else if (kind == ODD) {
+            i32 tiles = params.family.state.tiles;
 #pragma unroll 1
-          for (i32 tile = 0; tile < params.family.state.tiles; tile++) {
-            Folds f = folds_of_tile<Family>(params, job, tile);
-            Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, f.from + f.n, tile, lane);
+            for (i32 tile = 0; tile < tiles; tile++) {
+              Folds f = folds_of_tile<Family>(params, job, tile);
+              Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, f.from + f.n, tile, tile + 1, tile + 1 < tiles ? nullptr : empty,
+                                                                  lane);
+            }
+          } else {
+            if (kind == ZERO) Family::zero(params, job);
+            if (lane_index() == 0) ptx_barrier_arrive(empty);
           }
-        } else if (kind == ZERO) {
-          Family::zero(params, job);
+          if (kind <= ODD) Family::record_rest(params, job, HIGH);
+          if (folds) {
+            __syncwarp();
+            set_tags<Family>(params, job);
+          }
         }
-        if (kind <= ODD) Family::record_rest(params, job, HIGH);
-        if (folds) {
-          __syncwarp();
-          set_tags<Family>(params, job);
-        }
-        __syncwarp();
-        if (lane_index() == 0) ptx_barrier_arrive(&barriers().empty[stage.place]);
       }
       turn = turn == s.consumers - 1 ? 0 : turn + 1;
       stage.next(s.stages);
@@ -793,7 +874,7 @@ DEVICE void run(const typename Family::Params &params) {
   if (warp_of() == PRODUCER) {
     produce<Family, FORMAT>(params);
   } else if (warp_of() == WEIGHER) {
-    weigh<Family, HIGH, IS_SINGLE>(params);
+    weigh<Family, IS_SINGLE>(params);
   } else {
     consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
   }

@@ -228,9 +228,9 @@ struct Delta {
     return norms_at(s, job.keys)[is_q ? s.history + t : job.item->records + t];
   }
 
-  template <bool HIGH, bool IS_SINGLE>
+  template <bool IS_SINGLE>
   static DEVICE void weigh_head(const Params &p, const Job &job) {
-    weigh_records<Delta, HIGH, IS_SINGLE>(p.pipeline, job, passes_of(job.item->len) * MAX_COLUMNS);
+    weigh_records<Delta, IS_SINGLE>(p.pipeline, job, passes_of(job.item->len) * MAX_COLUMNS);
   }
 
   static DEVICE Ahead look_ahead(const Params &params, const Job &job, i32 i, i32 tile, const Part &part, Lane lane) {
@@ -308,21 +308,22 @@ struct Delta {
     store_one(job.head->out + (t * p.out.token + channel) * size_of(p.out.dtype), p.out.dtype, __fmul_rn(p.scale, o));
   }
 
-  // Outputs of a head, or of one of its tiles, and records of v and u.
+  // Outputs of the tiles [first, end) of a head, and records of v and u.
   template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
-  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 only, Lane lane) {
-    i32 first = only < 0 ? 0 : only, end = only < 0 ? params.family.state.tiles : only + 1;
+  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
     if (IS_SINGLE) {
 #pragma unroll 1
-      for (i32 tile = first; tile < end; tile += 4) read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), lane);
+      for (i32 tile = first; tile < end; tile += 4)
+        read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, lane);
     } else {
       read_tiles<FORMAT>(params, job, from, first, end, lane);
+      free_stage(empty);
     }
   }
 
   // One token: the products of four tiles with k and q, of two channels a lane: lane.group and the eighth behind it of tile lane.quad.
   template <i32 FORMAT>
-  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, Lane lane) {
+  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
     const DeltaParams &p = params.family;
     const Pipeline &s = params.pipeline;
     const State &state = p.state;
@@ -349,7 +350,7 @@ struct Delta {
     i32 channel = (first + lane.quad) * TILE + lane.group;
     bool has_first = lane.quad < n_tiles && channel < state.rows, has_second = has_first && channel + 8 < state.rows;
     i32 at = has_first ? channel : 0, second = has_second ? 8 : 0;
-    const float2 *brought = (const float2 *)brought_at(s, job);
+    const float2 *brought = (const float2 *)weights_at(s, job);
 #pragma unroll 4
     for (i32 i = from; i < n; i++) {
       const char *row = values_at(s, job) + i * s.value_stride;
@@ -361,22 +362,18 @@ struct Delta {
       y[3] = fma(weight.y, u[1], y[3]);
     }
     float beta = job.gates[0].x, own = brought[n].y;
+    u16 v[2] = {own_v(s, job, 0)[at], own_v(s, job, 0)[at + second]};
+    free_stage(empty);
 #pragma unroll
     for (i32 h = 0; h < 2; h++) {
       if (h == 0 ? !has_first : !has_second) continue;
-      u16 v = own_v(s, job, 0)[channel + 8 * h];
-      float u = beta * (from_bf16(v) - y[2 * h]);
-      put(params, job, 0, channel + 8 * h, v, u, fma(own, u, y[2 * h + 1]));
+      float u = beta * (from_bf16(v[h]) - y[2 * h]);
+      put(params, job, 0, channel + 8 * h, v[h], u, fma(own, u, y[2 * h + 1]));
     }
   }
 
   // What token i of the step brings to a column.
-  static DEVICE float own_weight(const Pipeline &s, const Job &job, i32 column, i32 i) {
-    i32 at = job.item->records + i;
-    if (!HIGH_) return brought_at(s, job)[column * s.products + at];
-    const u16 *upper = (const u16 *)brought_at(s, job) + column * part_stride(s) + at, *lower = upper + s.columns * part_stride(s);
-    return from_bf16(*upper) + from_bf16(*lower);
-  }
+  static DEVICE float own_weight(const Pipeline &s, const Job &job, i32 column, i32 i) { return own_at(s, job)[column * MAX_TOKENS + i]; }
 
   template <i32 FORMAT>
   static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
@@ -384,15 +381,18 @@ struct Delta {
     const Pipeline &s = params.pipeline;
     const State &state = p.state;
     i32 len = job.item->len, n = job.item->records, passes = passes_of(len);
-    float elapsed = elapsed_at(s, job)[from], *sums = sums_at(s);
+    float elapsed = elapsed_at(s, job)[from], *sums = sums_at<HIGH_>(s);
 #pragma unroll 1
     for (i32 pass = 0; pass < passes; pass++) {
       const char *column = column_of<false>(s, job, pass, lane);
       i32 c = pass * MAX_COLUMNS + 2 * lane.quad;
-      float of[2];
+      float of[2], decays[2];
 #pragma unroll
-      for (i32 i = 0; i < 2; i++)
-        of[i] = elapsed * column_norm<false>(s, job, c + i) * decays_at(s, job)[min(token_of(c + i, len), len - 1)];
+      for (i32 i = 0; i < 2; i++) {
+        of[i] = elapsed * column_norm<false>(s, job, c + i);
+        decays[i] = decays_at(s, job)[min(token_of(c + i, len), len - 1)];
+      }
+      if (HIGH_) bring_records(s, job, pass, from, n, lane);
 #pragma unroll 1
       for (i32 tile = first; tile < end; tile++) {
         i32 row = tile * TILE + lane.group;
@@ -406,14 +406,14 @@ struct Delta {
 #pragma unroll
         for (i32 i = 0; i < 4; i++) y[i] *= of[i % 2];
         if (HIGH_) {
-          add_history(s, job, tile, from, n, pass, lane, y);
+          add_records(s, job, tile, n, lane, y);
         } else {
-          add_history_full<true>(s, job, row, from, n, pass, lane, y);
+          add_records_full<true>(s, job, row, from, n, pass, lane, y);
         }
 #pragma unroll
         for (i32 i = 0; i < 4; i++) {
           i32 channel = row + i / 2 * 8;
-          if (channel < state.rows) sums[(c + i % 2) * s.sums + channel] = y[i];
+          if (channel < state.rows) sums[(c + i % 2) * s.sums + channel] = y[i] * decays[i % 2];
         }
       }
     }

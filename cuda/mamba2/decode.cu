@@ -139,9 +139,9 @@ struct Mamba2 {
     weigh_keys(p.pipeline, job, column_of(p.pipeline, job, lane_of(threadIdx.x)), products_at(p.pipeline, job));
   }
 
-  template <bool HIGH, bool IS_SINGLE>
+  template <bool IS_SINGLE>
   static DEVICE void weigh_head(const Params &p, const Job &job) {
-    weigh_records<Mamba2, HIGH, IS_SINGLE>(p.pipeline, job, job.item->len);
+    weigh_records<Mamba2, IS_SINGLE>(p.pipeline, job, MAX_COLUMNS);
   }
 
   static DEVICE Ahead look_ahead(const Params &, const Job &, i32, i32, const Part &, Lane) { return Ahead{}; }
@@ -165,33 +165,31 @@ struct Mamba2 {
         store_one(job.head->out + (t * out.token + i) * size_of(out.dtype), out.dtype, 0.0f);
   }
 
-  // y = fma(D, x, y) and the gate.
-  static DEVICE float finish(const Params &params, const Job &job, i32 t, i32 channel, float x, float y) {
+  // y = fma(D, x, y) and the gate, which there may not be.
+  static DEVICE float finish(const Params &params, const Job &job, i32 channel, float x, float z, float y) {
     const Mamba2Params &p = params.family;
-    if (p.d_skip.data) {
-      float d = job.head->skip;
-      if (p.d_per_element) d = load_one(tensor_at(p.d_skip, 0, 0, job.number) + channel * size_of(p.d_skip.dtype), p.d_skip.dtype);
-      y = fma(d, x, y);
-    }
-    const Pipeline &s = params.pipeline;
-    return p.z.data ? __fmul_rn(y, fast_silu(from_bf16(((const u16 *)(job.stage + s.at_z + t * s.value_stride))[channel]))) : y;
+    float d = job.head->skip;
+    if (p.d_per_element && p.d_skip.data) d = load_one(tensor_at(p.d_skip, 0, 0, job.number) + channel * size_of(p.d_skip.dtype), p.d_skip.dtype);
+    if (p.d_skip.data) y = fma(d, x, y);
+    return has_z(params) ? __fmul_rn(y, fast_silu(z)) : y;
   }
 
-  // Outputs of a head, or of one of its tiles, and records of x.
+  // Outputs of the tiles [first, end) of a head, and records of x.
   template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
-  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 only, Lane lane) {
-    i32 first = only < 0 ? 0 : only, end = only < 0 ? params.family.state.tiles : only + 1;
+  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
     if (IS_SINGLE) {
 #pragma unroll 1
-      for (i32 tile = first; tile < end; tile += 4) read_single<FORMAT, HIGH>(params, job, from, tile, min(end - tile, 4), lane);
+      for (i32 tile = first; tile < end; tile += 4)
+        read_single<FORMAT, HIGH>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, lane);
     } else {
       read_tiles<FORMAT, HIGH>(params, job, from, first, end, lane);
+      free_stage(empty);
     }
   }
 
   // One token: the products of four tiles with it, of two channels a lane: lane.group and the eighth behind it of tile lane.quad.
   template <i32 FORMAT, bool HIGH>
-  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, Lane lane) {
+  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
     const Mamba2Params &p = params.family;
     const Pipeline &s = params.pipeline;
     const State &state = p.state;
@@ -237,26 +235,36 @@ struct Mamba2 {
     y[1] *= elapsed;
     i32 channel = (first + lane.quad) * TILE + lane.group;
     bool has_first = lane.quad < n_tiles && channel < state.rows, has_second = has_first && channel + 8 < state.rows;
-    const u16 *values = (const u16 *)values_at(s, job) + (has_first ? channel : 0);
-    const float *brought = brought_at(s, job);
+    i32 at = has_first ? channel : 0, second = has_second ? 8 : 0;
+    const u16 *values = (const u16 *)values_at(s, job) + at;
+    const float *brought = weights_at(s, job);
+    u16 z[2] = {};
+    if (has_z(params)) {
+      const u16 *of_z = (const u16 *)(job.stage + s.at_z) + at;
+      z[0] = of_z[0];
+      z[1] = of_z[second];
+    }
     float x[2] = {};
 #pragma unroll 4
     for (i32 i = from; i <= n; i++) {
       const u16 *row = values + i * state.rows;
       x[0] = from_bf16(row[0]);
-      x[1] = from_bf16(row[has_second ? 8 : 0]);
+      x[1] = from_bf16(row[second]);
       y[0] = fma(brought[i], x[0], y[0]);
       y[1] = fma(brought[i], x[1], y[1]);
     }
-    char *out = job.head->out + channel * size_of(p.out.dtype);
+    free_stage(empty);
     u16 *record = (u16 *)job.head->value_ring + job.item->at * state.rows + channel;
-    if (has_first) {
-      record[0] = (u16)(bits_of(x[0]) >> 16);
-      store_one(out, p.out.dtype, finish(params, job, 0, channel, x[0], y[0]));
-    }
-    if (has_second) {
-      record[8] = (u16)(bits_of(x[1]) >> 16);
-      store_one(out + 8 * size_of(p.out.dtype), p.out.dtype, finish(params, job, 0, channel + 8, x[1], y[1]));
+#pragma unroll
+    for (i32 h = 0; h < 2; h++) {
+      y[h] = finish(params, job, at + h * second, x[h], from_bf16(z[h]), y[h]);
+      if (h == 0 ? !has_first : !has_second) continue;
+      record[8 * h] = (u16)(bits_of(x[h]) >> 16);
+      if (p.out.dtype == BF16) {
+        ((u16 *)job.head->out)[channel + 8 * h] = to_bf16(y[h]);
+      } else {
+        store_one(job.head->out + (channel + 8 * h) * size_of(p.out.dtype), p.out.dtype, y[h]);
+      }
     }
   }
 
@@ -266,9 +274,14 @@ struct Mamba2 {
     const Pipeline &s = params.pipeline;
     const State &state = p.state;
     i32 len = job.item->len, n = job.item->records;
-    float elapsed = elapsed_at(s, job)[from], *sums = sums_at(s);
+    float elapsed = elapsed_at(s, job)[from], *sums = sums_at<HIGH>(s);
     float2 decays = *(const float2 *)(decays_at(s, job) + 2 * lane.quad);
-    const char *column = column_of(s, job, lane);
+    const char *column = column_of(s, job, lane), *values = values_at(s, job);
+    Brought own;
+    if (HIGH) {
+      bring_records(s, job, 0, from, n, lane);
+      own = brought_by_tokens(s, job, 0, lane);
+    }
 #pragma unroll 1
     for (i32 tile = first; tile < end; tile++) {
       i32 row = tile * TILE + lane.group;
@@ -280,11 +293,27 @@ struct Mamba2 {
         multiply_full<FORMAT>(state, job.stage, row, column, lane, y);
       }
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) y[i] *= elapsed * (i % 2 == 0 ? decays.x : decays.y);
+      for (i32 i = 0; i < 4; i++) y[i] *= elapsed;
       if (HIGH) {
-        add_history(s, job, tile, from, n + len, 0, lane, y);
+        add_records(s, job, tile, n, lane, y);
       } else {
-        add_history_full<false>(s, job, row, from, n + len, 0, lane, y);
+        add_records_full<false>(s, job, row, from, n, 0, lane, y);
+      }
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) y[i] *= i % 2 == 0 ? decays.x : decays.y;
+      if (HIGH) {
+        add_brought(s, values + n * s.value_stride, tile, len, own, lane, y);
+      } else {
+        const float *weights = own_at(s, job) + 2 * lane.quad * MAX_TOKENS;
+#pragma unroll 1
+        for (i32 t = 0; t < len; t++) {
+          const char *of = values + (n + t) * s.value_stride;
+          float low = value_at<false>(of, row), high = value_at<false>(of, row + 8);
+          y[0] = fma(weights[t], low, y[0]);
+          y[1] = fma(weights[MAX_TOKENS + t], low, y[1]);
+          y[2] = fma(weights[t], high, y[2]);
+          y[3] = fma(weights[MAX_TOKENS + t], high, y[3]);
+        }
       }
 #pragma unroll
       for (i32 i = 0; i < 4; i++) {
@@ -304,8 +333,9 @@ struct Mamba2 {
         float2 y = *(const float2 *)(sums + t * s.sums + channel);
         u32 pair = *(const u32 *)(values_at(s, job) + (n + t) * s.value_stride + 2 * channel);
         *(u32 *)(job.head->value_ring + (at * state.rows + channel) * 2) = pair;
-        y.x = finish(params, job, t, channel, pair_low(pair), y.x);
-        y.y = finish(params, job, t, channel + 1, pair_high(pair), y.y);
+        u32 z = has_z(params) ? *(const u32 *)(job.stage + s.at_z + t * s.value_stride + 2 * channel) : 0;
+        y.x = finish(params, job, channel, pair_low(pair), pair_low(z), y.x);
+        y.y = finish(params, job, channel + 1, pair_high(pair), pair_high(z), y.y);
         char *out = job.head->out + (t * p.out.token + channel) * size;
         if (p.out.dtype == BF16 && (u64)out % 4 == 0) {
           *(u32 *)out = to_bf16(y.x) | (u32)to_bf16(y.y) << 16;

@@ -126,7 +126,7 @@ impl Choice {
         let at_z = at_values + history * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
         let at_weights = up(at_gates + history * 8, 16);
-        let weights = history + 4 + MAX_TOKENS + 4 + shape.columns * (history + 8);
+        let weights = history + 4 + MAX_TOKENS + 4 + shape.columns * MAX_TOKENS + 2 * history;
         let stage_bytes = up(at_weights + weights * 4, 128);
         let at_queries = history * ROW_BYTES;
         let at_norms = at_queries + shape.tokens * ROW_BYTES;
@@ -136,7 +136,10 @@ impl Choice {
 
         // Neighbouring columns of sums, of which a lane writes two, have no bank in common.
         let sums = shape.channels + 4;
-        let sums_bytes = |blocks: i32| up(consumers_of(blocks) * shape.sum_columns * sums * 4, 128);
+        // In front of them what records bring, 16 bytes a lane for 16 of them.
+        let brought = if shape.tokens > 1 && shape.value_bytes == 2 { history / TILE * WARP * 16 } else { 0 };
+        let sum_columns = shape.sum_columns + (brought + sums * 4 - 1) / (sums * 4);
+        let sums_bytes = |blocks: i32| up(consumers_of(blocks) * sum_columns * sums * 4, 128);
         let fit = |blocks: i32, heads_per_item: i32| {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
                 - gates_bytes
@@ -186,7 +189,7 @@ impl Choice {
             at_products,
             at_own_gates,
             at_sums: at_own_gates + gates_bytes,
-            tokens_columns: shape.sum_columns,
+            tokens_columns: sum_columns,
             sums,
         };
         Some(Choice {
