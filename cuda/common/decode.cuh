@@ -26,14 +26,17 @@ enum : i32 {
   WEIGHER = 1,
   SERVICES = 2,
   MAX_STAGES = 8,
-  MAX_KEYS = 8,
+  MAX_KEYS = 4,
   MAX_HEADS = 4,              // of an item
-  ITEMS = WARP / MAX_HEADS,   // that are planned at a time
+  ITEMS = 4,                  // that are planned at a time, a lane a head
   PLANS = 3,                  // at work, to come, and still in stages
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
   MAX_HISTORY = 96,           // records of a head and tokens of a step: three words of bits
 };
+
+// Lanes that plan.
+constexpr u32 PLANNERS = (1u << ITEMS * MAX_HEADS) - 1;
 
 // What is to be done with a head.
 enum : i32 {
@@ -81,7 +84,7 @@ struct Head {
 
 struct Plans {
   Item item[PLANS][ITEMS];
-  Head head[PLANS][WARP];
+  Head head[PLANS][ITEMS * MAX_HEADS];
 };
 
 struct Barriers {
@@ -138,7 +141,7 @@ DEVICE char *stage_at(const Pipeline &s, i32 stage) { return shared_memory + sta
 DEVICE char *keys_at(const Pipeline &s, i32 place) { return shared_memory + s.at_keys + place * s.key_bytes; }
 // Gates of the step's own tokens, of a head of a plan.
 DEVICE float2 *own_gates(const Pipeline &s, i32 plan, i32 head) {
-  return (float2 *)(shared_memory + s.at_own_gates) + (plan * WARP + head) * s.tokens;
+  return (float2 *)(shared_memory + s.at_own_gates) + (plan * ITEMS * MAX_HEADS + head) * s.tokens;
 }
 
 // A head at work: its plan and where its bytes are.
@@ -211,8 +214,9 @@ DEVICE void plan(const typename Family::Params &params, i32 first, i32 n, i32 pl
   if (first >= n) return;
   i32 lane = lane_index(), i = first + lane / MAX_HEADS;
   i64 number = i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
-  Family::plan_head(params, number, lane % MAX_HEADS, plans().item[place][lane / MAX_HEADS], plans().head[place][lane],
-                    own_gates(params.pipeline, place, lane));
+  if (lane < ITEMS * MAX_HEADS)
+    Family::plan_head(params, number, lane % MAX_HEADS, plans().item[place][lane / MAX_HEADS], plans().head[place][lane],
+                      own_gates(params.pipeline, place, lane));
   __syncwarp();
   if (lane == 0) ptx_barrier_arrive(&barriers().planned[place]);
 }

@@ -87,8 +87,8 @@ struct Mamba2 {
     bool works = kind <= ODD;
 #pragma unroll
     for (i32 other = 1; other < MAX_HEADS; other *= 2) {
-      records = max(records, __shfl_xor_sync(0xFFFFFFFFu, records, other));
-      works = __shfl_xor_sync(0xFFFFFFFFu, (i32)works, other) || works;
+      records = max(records, __shfl_xor_sync(PLANNERS, records, other));
+      works = __shfl_xor_sync(PLANNERS, (i32)works, other) || works;
     }
     to.kind = (i16)kind;
     to.from = (i16)(records - from);

@@ -14,11 +14,12 @@ const COLUMNS: i32 = 128;
 const ROW_BYTES: i32 = COLUMNS * 2;
 const SERVICES: i32 = 2;
 const MAX_STAGES: i32 = 8;
-const MAX_KEYS: i32 = 8;
+const MAX_KEYS: i32 = 4;
 const MAX_HEADS: i32 = 4;
 const MAX_TOKENS: i32 = 8;
 const MAX_COLUMNS: i32 = 8;
 const PLANS: i32 = 3;
+const ITEMS: i32 = 4;
 const WARP: i32 = 32;
 const TILE: i32 = 16;
 /// Records that a head can have: bits of three words.
@@ -26,7 +27,7 @@ const MAX_HISTORY: i32 = 96;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 12;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 13 << 10;
+const FIXED_BYTES: i32 = 13 << 9;
 
 /// The next multiple.
 const fn up(value: i32, to: i32) -> i32 {
@@ -56,6 +57,8 @@ pub struct Shape {
     pub token_rows: i32,
     /// Columns of products at most, a multiple of eight.
     pub columns: i32,
+    /// Columns where there is one token.
+    pub single_columns: i32,
     /// Columns of which a consumer keeps sums.
     pub sum_columns: i32,
 }
@@ -117,22 +120,26 @@ impl Choice {
         if shape.tokens > MAX_TOKENS || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
             return None;
         }
-        let history = up(shape.history + shape.tokens, TILE);
+        let records = shape.history + shape.tokens;
+        let history = up(records, TILE);
         let consumers_of = |blocks: i32| (tuning.consumers / blocks).min(MAX_WARPS / blocks - SERVICES).min(MAX_STAGES);
         let products = history + 4;
         let value_stride = shape.channels * shape.value_bytes;
         let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
         let at_values = up(plane_bytes, 128);
-        let at_z = at_values + history * value_stride;
+        let at_z = at_values + records * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
-        let at_weights = up(at_gates + history * 8, 16);
-        let weights = history + 4 + MAX_TOKENS + 4 + shape.columns * MAX_TOKENS + 2 * history;
+        let at_weights = up(at_gates + records * 8, 16);
+        // Of one token there are no sums of its own: it is a record as any other, and its columns stand next to each other.
+        let (columns, weights) =
+            if shape.tokens == 1 { (0, shape.single_columns * history) } else { (shape.columns, history) };
+        let weights = history + 4 + MAX_TOKENS + 4 + columns * MAX_TOKENS + weights;
         let stage_bytes = up(at_weights + weights * 4, 128);
-        let at_queries = history * ROW_BYTES;
+        let at_queries = records * ROW_BYTES;
         let at_norms = at_queries + shape.tokens * ROW_BYTES;
         let at_products = up(at_norms + (history + 2 * MAX_TOKENS) * 4, 16);
         let key_bytes = up(at_products + shape.columns * products * 4, 128);
-        let gates_bytes = up(PLANS * WARP * shape.tokens * 8, 128);
+        let gates_bytes = up(PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 128);
 
         // Neighbouring columns of sums, of which a lane writes two, have no bank in common.
         let sums = shape.channels + 4;
@@ -145,7 +152,7 @@ impl Choice {
                 - gates_bytes
                 - sums_bytes(blocks);
             (2..=MAX_STAGES).rev().find_map(|stages| {
-                let keys = ((stages + heads_per_item - 1) / heads_per_item + 1).clamp(2, MAX_KEYS);
+                let keys = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
                 (stages * stage_bytes + keys * key_bytes <= bytes).then_some((stages, keys))
             })
         };
@@ -173,7 +180,7 @@ impl Choice {
             consumers: consumers_of(blocks),
             tokens: shape.tokens,
             history,
-            columns: shape.columns,
+            columns,
             products,
             value_stride,
             plane_bytes,
@@ -195,7 +202,9 @@ impl Choice {
         Some(Choice {
             blocks: n_items.min(i64::from(device.multiprocessors * blocks)),
             threads: ((pipeline.consumers + SERVICES) * WARP) as u32,
-            shared_bytes: (at_own_gates + gates_bytes + sums_bytes(blocks)) as u32,
+            // Tiles of keys are read whole, whatever stands behind the last record.
+            shared_bytes: (at_own_gates + gates_bytes + sums_bytes(blocks))
+                .max(at_own_gates - key_bytes + history * ROW_BYTES) as u32,
             pipeline,
         })
     }
@@ -288,6 +297,7 @@ pub(super) fn mamba2(
         value_bytes: 2,
         token_rows: i32::from(args.z.is_some()),
         columns: MAX_COLUMNS,
+        single_columns: 1,
         sum_columns: batch.max_tokens as i32,
     };
     let choice = choose(cuda, key, &shape)?;
@@ -324,6 +334,7 @@ pub(super) fn delta(
         value_bytes: if key.high { 2 } else { 4 },
         token_rows: 1,
         columns,
+        single_columns: 2,
         sum_columns: if tokens == 1 { 0 } else { columns },
     };
     let choice = choose(cuda, key, &shape)?;
