@@ -3,10 +3,9 @@
 // Blocks stay on their multiprocessors and take one item after the other: a few heads of one row that share keys (B and C of a group; k and q
 // of a key head). Each warp has its part, and barriers in shared memory are all that connects them:
 //
+//   planner    reads ids, cursors, tags and gates of the items to come, and says what is to be done with each head and where it lies
 //   producer   brings keys of an item and what a head needs to shared memory by bulk copies, as far ahead as there is space
-//   weigher    plans: reads ids, cursors, tags and gates of the items to come, and says what is to be done with each head and where it
-//              lies. Weighs: products of keys of history and of the step with the step's queries, once for an item; what each record of a
-//              head brings to each output
+//   weigher    products of keys of history and of the step with the step's queries, once for an item; what records of a head weigh by now
 //   consumers  a head each: checkpoint and records by tensor cores, then the step's own tokens and whatever follows
 //
 // Columns of a product are what a checkpoint is read with: C of each token, or k and q of each.
@@ -22,13 +21,14 @@ enum : i32 {
   COLUMNS = 128,
   BLOCKS = COLUMNS / BLOCK,
   ROW_BYTES = COLUMNS * 2,
-  PRODUCER = 0,
-  WEIGHER = 1,
-  SERVICES = 2,
+  PLANNER = 0,
+  PRODUCER = 1,
+  WEIGHER = 2,
+  SERVICES = 3,
   MAX_STAGES = 8,
   MAX_KEYS = 4,
   MAX_HEADS = 4,              // of an item
-  ITEMS = 4,                  // that are planned at a time, a lane a head
+  ITEMS = 4,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
   PLANS = 3,                  // at work, to come, and still in stages
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
@@ -63,6 +63,7 @@ struct Item {
   i32 len;      // tokens of the row
   i32 flush;
   i32 has_work;
+  i32 folds;  // whether any of its heads does
   i32 step;  // from a head to the next
 };
 
@@ -97,6 +98,8 @@ struct Barriers {
   u64 keys_full[MAX_KEYS];
   u64 keys_empty[MAX_KEYS];
   u64 planned[PLANS];
+  u64 begun[PLANS];
+  u64 wide_empty;  // decoded keys of the last item that folded are not needed any more
 };
 
 DEVICE Barriers &barriers() {
@@ -139,6 +142,8 @@ struct Count {
 
 DEVICE char *stage_at(const Pipeline &s, i32 stage) { return shared_memory + stage * s.stage_bytes; }
 DEVICE char *keys_at(const Pipeline &s, i32 place) { return shared_memory + s.at_keys + place * s.key_bytes; }
+// Keys of the item that folds, decoded as its folds take them.
+DEVICE float *wide_at(const Pipeline &s) { return (float *)(shared_memory + s.at_wide); }
 // Gates of the step's own tokens, of a head of a plan.
 DEVICE float2 *own_gates(const Pipeline &s, i32 plan, i32 head) {
   return (float2 *)(shared_memory + s.at_own_gates) + (plan * ITEMS * MAX_HEADS + head) * s.tokens;
@@ -208,17 +213,29 @@ DEVICE float pair_high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
 // The upper halves of two words.
 DEVICE u32 upper_halves(u32 low, u32 high) { return __byte_perm(low, high, 0x7632); }
 
-// Plans ITEMS items from first on, if there are any.
+// ---- The planner ----
+
 template <class Family>
-DEVICE void plan(const typename Family::Params &params, i32 first, i32 n, i32 place) {
-  if (first >= n) return;
-  i32 lane = lane_index(), i = first + lane / MAX_HEADS;
-  i64 number = i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
-  if (lane < ITEMS * MAX_HEADS)
-    Family::plan_head(params, number, lane % MAX_HEADS, plans().item[place][lane / MAX_HEADS], plans().head[place][lane],
-                      own_gates(params.pipeline, place, lane));
-  __syncwarp();
-  if (lane == 0) ptx_barrier_arrive(&barriers().planned[place]);
+DEVICE void plan(const typename Family::Params &params) {
+  i32 n = items_of_block(params.pipeline), lane = lane_index();
+  Turn turn, begun;
+  begun.place = 2;
+#pragma unroll 1
+  for (i32 first = 0; first < n; first += ITEMS) {
+    if (first >= 2 * ITEMS) {
+      ptx_barrier_wait(&barriers().begun[begun.place], begun.phase);
+      begun.place = begun.place == PLANS - 1 ? 0 : begun.place + 1;
+      if (begun.place == 2) begun.phase ^= 1;
+    }
+    i32 i = first + lane / MAX_HEADS;
+    i64 number = i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
+    if (lane < ITEMS * MAX_HEADS)
+      Family::plan_head(params, number, lane % MAX_HEADS, plans().item[turn.place][lane / MAX_HEADS],
+                        plans().head[turn.place][lane], own_gates(params.pipeline, turn.place, lane));
+    __syncwarp();
+    if (lane == 0) ptx_barrier_arrive(&barriers().planned[turn.place]);
+    turn.next(PLANS);
+  }
 }
 
 // ---- The producer ----
@@ -408,16 +425,20 @@ DEVICE void weigh(const typename Family::Params &params) {
   i32 n = items_of_block(s);
   Turn stage, keys, order;
   Count count;
-  plan<Family>(params, 0, n, 0);
-  plan<Family>(params, ITEMS, n, 1);
+  u32 wide = 0;
 #pragma unroll 1
   for (i32 i = 0; i < n; i++) {
     ptx_barrier_wait(&barriers().keys_full[keys.place], keys.phase);
     // Keys of this plan's first item have come, and of no more items than a plan has is there space for them: nobody needs the plan before
     // the last one.
-    if (count.item == 0 && i > 0) plan<Family>(params, i + ITEMS, n, count.plan == PLANS - 1 ? 0 : count.plan + 1);
+    if (count.item == 0 && i > 0 && lane_index() == 0) ptx_barrier_arrive(&barriers().begun[count.plan == PLANS - 1 ? 0 : count.plan + 1]);
     Job first = job_of(s, count, 0, stage.place, keys.place);
     if (first.item->has_work) Family::template weigh_item<IS_SINGLE>(params, first);
+    if (Family::IS_WIDE && first.item->folds) {
+      ptx_barrier_wait(&barriers().wide_empty, wide ^ 1);
+      wide ^= 1;
+      Family::widen(params, first);
+    }
     __syncwarp();
 #pragma unroll 1
     for (i32 h = 0; h < s.heads_per_item; h++) {
@@ -829,8 +850,12 @@ DEVICE void consume(const typename Family::Params &params) {
       stage.next(s.stages);
       order.next(MAX_STAGES);
     }
+    bool has_folds = plans().item[count.plan][count.item].folds;
     __syncwarp();
-    if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_empty[keys.place]);
+    if (lane_index() == 0) {
+      if (Family::IS_WIDE && has_folds) ptx_barrier_arrive(&barriers().wide_empty);
+      ptx_barrier_arrive(&barriers().keys_empty[keys.place]);
+    }
     keys.next(s.keys);
     count.next();
   }
@@ -869,13 +894,17 @@ DEVICE void run(const typename Family::Params &params) {
     }
     for (i32 i = 0; i < PLANS; i++) {
       ptx_barrier_init(&b.planned[i], 1);
+      ptx_barrier_init(&b.begun[i], 1);
     }
+    ptx_barrier_init(&b.wide_empty, (u32)s.consumers);
     ptx_barrier_init_fence();
   }
   if (warp_of() == PRODUCER) prefetch<Family>(params);
   wait_for_dependency();
   __syncthreads();
-  if (warp_of() == PRODUCER) {
+  if (warp_of() == PLANNER) {
+    plan<Family>(params);
+  } else if (warp_of() == PRODUCER) {
     produce<Family, FORMAT>(params);
   } else if (warp_of() == WEIGHER) {
     weigh<Family, IS_SINGLE>(params);

@@ -258,6 +258,8 @@ struct Pipeline {
   i32 at_sums;
   i32 tokens_columns;
   i32 sums;
+  // Keys of the item that folds, decoded; where a family has them.
+  i32 at_wide;
 };
 
 struct Mamba2DecodeParams {

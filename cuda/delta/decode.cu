@@ -15,7 +15,7 @@ template <i32 FORMAT_, bool HIGH_>
 struct Delta {
   typedef DeltaDecodeParams Params;
   // u is as precise as the readout.
-  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, FOLD_BLOCKS = 4, FOLD_HALVES = FORMAT_ == FORMAT_BF16 ? 1 : 2, IS_SCALED = 0, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
+  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, FOLD_BLOCKS = 4, FOLD_HALVES = 1, IS_SCALED = 0, IS_WIDE = 1, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
 
   // v of the record that is taken in next.
   struct Ahead {
@@ -108,17 +108,19 @@ struct Delta {
     }
     // The oldest of the item's heads.
     i32 records = (i32)(position - oldest);
-    bool works = kind <= ODD;
+    bool works = kind <= ODD, any = kind == FOLD || kind == ODD;
 #pragma unroll
     for (i32 other = 1; other < MAX_HEADS; other *= 2) {
       records = max(records, __shfl_xor_sync(PLANNERS, records, other));
       works = __shfl_xor_sync(PLANNERS, (i32)works, other) || works;
+      any = __shfl_xor_sync(PLANNERS, (i32)any, other) || any;
     }
     to.kind = (i16)kind;
     to.from = (i16)(records - from);
     to.folds = (i16)folds;
     if (h != 0) return;
     item.has_work = works;
+    item.folds = any;
     item.head = first;
     item.step = p.is_tiled ? p.qk_heads : 1;
     item.records = records;
@@ -251,39 +253,46 @@ struct Delta {
                              const Ahead &mine, Lane lane) {
     const Pipeline &s = params.pipeline;
     float2 gate = gates_at(s, job)[i];
-    float norm = norms_at(s, job.keys)[i];
     decay_whole(t, gate.y, slow_at(s, job)[i / WARP] >> i % WARP & 1);
-    const char *row = job.keys + i * ROW_BYTES + 16 * lane.quad;
-    // The key is decoded twice: there are not registers for it and the tile.
+    const float *key = wide_at(s) + i * COLUMNS;
     float classes[FOLD_HALVES][8] = {}, u[FOLD_HALVES];
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
-      float key[8];
-      key_of(row, j, norm, key);
+      float k[8];
+      shared8(key, j, lane, k);
 #pragma unroll
       for (i32 h = 0; h < FOLD_HALVES; h++)
 #pragma unroll
-        for (i32 e = 0; e < 8; e++) classes[h][e] = fma(t.v[h][j][e], key[e], classes[h][e]);
+        for (i32 e = 0; e < 8; e++) classes[h][e] = fma(t.v[h][j][e], k[e], classes[h][e]);
     }
 #pragma unroll
     for (i32 h = 0; h < FOLD_HALVES; h++) u[h] = __fmul_rn(gate.x, __fsub_rn(mine.v[h], sum_classes(classes[h])));
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
-      float key[8];
-      key_of(row, j, norm, key);
+      float k[8];
+      shared8(key, j, lane, k);
 #pragma unroll
       for (i32 h = 0; h < FOLD_HALVES; h++)
 #pragma unroll
-        for (i32 e = 0; e < 8; e++) t.v[h][j][e] = fma(u[h], key[e], t.v[h][j][e]);
+        for (i32 e = 0; e < 8; e++) t.v[h][j][e] = fma(u[h], k[e], t.v[h][j][e]);
     }
   }
 
-  // The lane's eight values of block j of a normalised key.
-  static DEVICE void key_of(const char *row, i32 j, float norm, float (&key)[8]) {
-    uint4 four = *(const uint4 *)(row + 2 * BLOCK * j);
-    u32 pairs[4] = {four.x, four.y, four.z, four.w};
+  // Keys of an item's records as folds take them: decoded and normalised.
+  static DEVICE void widen(const Params &params, const Job &job) {
+    const Pipeline &s = params.pipeline;
+    const float *norms = norms_at(s, job.keys);
+    // Eight elements a lane, two records at a time.
+#pragma unroll 2
+    for (i32 i = lane_index(); i < job.item->records * (COLUMNS / 8); i += WARP) {
+      i32 record = i / (COLUMNS / 8), column = i % (COLUMNS / 8) * 8;
+      uint4 four = *(const uint4 *)(job.keys + record * ROW_BYTES + column * 2);
+      u32 pairs[4] = {four.x, four.y, four.z, four.w};
+      float norm = norms[record], k[8];
 #pragma unroll
-    for (i32 e = 0; e < 8; e++) key[e] = __fmul_rn(e % 2 == 0 ? pair_low(pairs[e / 2]) : pair_high(pairs[e / 2]), norm);
+      for (i32 e = 0; e < 8; e++) k[e] = __fmul_rn(e % 2 == 0 ? pair_low(pairs[e / 2]) : pair_high(pairs[e / 2]), norm);
+      put8(wide_at(s) + record * COLUMNS + column, k);
+    }
   }
 
   static DEVICE void zero(const Params &p, const Job &job) {
@@ -475,6 +484,6 @@ struct Delta {
 
 }  // namespace decode
 
-extern "C" __global__ void __launch_bounds__(384, 1) replayssm_kernel(const __grid_constant__ DeltaDecodeParams p) {
+extern "C" __global__ void __launch_bounds__(512, 1) replayssm_kernel(const __grid_constant__ DeltaDecodeParams p) {
   decode::run<decode::Delta<INSTANCE_FORMAT, INSTANCE_HIGH>, INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_SINGLE>(p);
 }

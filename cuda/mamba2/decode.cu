@@ -11,7 +11,7 @@ namespace decode {
 
 struct Mamba2 {
   typedef Mamba2DecodeParams Params;
-  enum : i32 { VALUE_BYTES = 2, FOLD_BLOCKS = 4, FOLD_HALVES = 2, IS_SCALED = 1, SINGLE_COLUMNS = 1 };
+  enum : i32 { VALUE_BYTES = 2, FOLD_BLOCKS = 2, FOLD_HALVES = 2, IS_SCALED = 1, IS_WIDE = 0, SINGLE_COLUMNS = 1 };
   struct Ahead {};
 
   static DEVICE bool has_z(const Params &p) { return p.family.z.data != nullptr; }
@@ -84,17 +84,19 @@ struct Mamba2 {
     }
     // The oldest of the item's heads.
     i32 records = (i32)(position - oldest);
-    bool works = kind <= ODD;
+    bool works = kind <= ODD, any = kind == FOLD || kind == ODD;
 #pragma unroll
     for (i32 other = 1; other < MAX_HEADS; other *= 2) {
       records = max(records, __shfl_xor_sync(PLANNERS, records, other));
       works = __shfl_xor_sync(PLANNERS, (i32)works, other) || works;
+      any = __shfl_xor_sync(PLANNERS, (i32)any, other) || any;
     }
     to.kind = (i16)kind;
     to.from = (i16)(records - from);
     to.folds = (i16)folds;
     if (h != 0) return;
     item.has_work = works;
+    item.folds = any;
     item.head = first;
     item.step = 1;
     item.records = records;
@@ -117,6 +119,7 @@ struct Mamba2 {
   }
 
   static DEVICE void bring_norms(const Params &, const Item &, char *) {}
+  static DEVICE void widen(const Params &, const Job &) {}
 
   static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
     ptx_copy8(gates_at(p.pipeline, job) + i, job.head->gate_ring + row * 8);
@@ -378,6 +381,6 @@ struct Mamba2 {
 
 }  // namespace decode
 
-extern "C" __global__ void __launch_bounds__(384, 1) replayssm_kernel(const __grid_constant__ Mamba2DecodeParams p) {
+extern "C" __global__ void __launch_bounds__(512, 1) replayssm_kernel(const __grid_constant__ Mamba2DecodeParams p) {
   decode::run<decode::Mamba2, INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_SINGLE>(p);
 }

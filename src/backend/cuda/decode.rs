@@ -12,7 +12,7 @@ use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, PoolView, SlotsV
 /// As the kernels have them.
 const COLUMNS: i32 = 128;
 const ROW_BYTES: i32 = COLUMNS * 2;
-const SERVICES: i32 = 2;
+const SERVICES: i32 = 3;
 const MAX_STAGES: i32 = 8;
 const MAX_KEYS: i32 = 4;
 const MAX_HEADS: i32 = 4;
@@ -25,7 +25,7 @@ const TILE: i32 = 16;
 /// Records that a head can have: bits of three words.
 const MAX_HISTORY: i32 = 96;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
-const MAX_WARPS: i32 = 12;
+const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
 const FIXED_BYTES: i32 = 13 << 9;
 
@@ -57,6 +57,8 @@ pub struct Shape {
     pub token_rows: i32,
     /// Columns of products at most, a multiple of eight.
     pub columns: i32,
+    /// Whether folds take decoded keys.
+    pub is_wide: bool,
     /// Columns where there is one token.
     pub single_columns: i32,
     /// Columns of which a consumer keeps sums.
@@ -94,7 +96,7 @@ impl Tuning {
         let env = |n: &str, d: i32| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d); // EXPERIMENT
         Tuning {
             blocks: env("XB", 2),
-            consumers: env("XC", 8),
+            consumers: env("XC", 10),
             heads_per_item: env("XH", MAX_HEADS),
             items_per_block: env("XI", 8),
         }
@@ -141,6 +143,7 @@ impl Choice {
         let key_bytes = up(at_products + shape.columns * products * 4, 128);
         let gates_bytes = up(PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 128);
 
+        let wide_bytes = if shape.is_wide { records * COLUMNS * 4 } else { 0 };
         // Neighbouring columns of sums, of which a lane writes two, have no bank in common.
         let sums = shape.channels + 4;
         // In front of them what records bring, 16 bytes a lane for 16 of them.
@@ -150,6 +153,7 @@ impl Choice {
         let fit = |blocks: i32, heads_per_item: i32| {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
                 - gates_bytes
+                - wide_bytes
                 - sums_bytes(blocks);
             (2..=MAX_STAGES).rev().find_map(|stages| {
                 let keys = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
@@ -198,13 +202,13 @@ impl Choice {
             at_sums: at_own_gates + gates_bytes,
             tokens_columns: sum_columns,
             sums,
+            at_wide: at_own_gates + gates_bytes + sums_bytes(blocks),
         };
         Some(Choice {
             blocks: n_items.min(i64::from(device.multiprocessors * blocks)),
             threads: ((pipeline.consumers + SERVICES) * WARP) as u32,
             // Tiles of keys are read whole, whatever stands behind the last record.
-            shared_bytes: (at_own_gates + gates_bytes + sums_bytes(blocks))
-                .max(at_own_gates - key_bytes + history * ROW_BYTES) as u32,
+            shared_bytes: (pipeline.at_wide + wide_bytes).max(at_own_gates - key_bytes + history * ROW_BYTES) as u32,
             pipeline,
         })
     }
@@ -297,6 +301,7 @@ pub(super) fn mamba2(
         value_bytes: 2,
         token_rows: i32::from(args.z.is_some()),
         columns: MAX_COLUMNS,
+        is_wide: false,
         single_columns: 1,
         sum_columns: batch.max_tokens as i32,
     };
@@ -334,6 +339,7 @@ pub(super) fn delta(
         value_bytes: if key.high { 2 } else { 4 },
         token_rows: 1,
         columns,
+        is_wide: true,
         single_columns: 2,
         sum_columns: if tokens == 1 { 0 } else { columns },
     };

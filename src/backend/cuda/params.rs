@@ -218,6 +218,7 @@ pub struct Pipeline {
     pub at_sums: i32,
     pub tokens_columns: i32,
     pub sums: i32,
+    pub at_wide: i32,
 }
 
 /// Of steps of a few tokens.
@@ -1007,7 +1008,7 @@ mod tests {
             Pipeline {
                 n_items, items_per_row, heads_per_item, stages, keys, consumers, tokens, history, columns, products, value_stride,
                 plane_bytes, stage_bytes, at_values, at_z, at_gates, at_weights, at_keys, key_bytes,
-                at_queries, at_norms, at_products, at_own_gates, at_sums, tokens_columns, sums,
+                at_queries, at_norms, at_products, at_own_gates, at_sums, tokens_columns, sums, at_wide,
             }
             Mamba2DecodeParams { family, pipeline }
             DeltaParams {
