@@ -17,21 +17,21 @@ fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
         (Readout::Full, Format::Split32 | Format::F32) => false,
         _ => return None,
     };
-    let (columns, rows, works) = match &pool.family {
-        Family::Mamba2(dims) => (dims.dstate, dims.headdim, [Work::Mamba2Decode, Work::Mamba2Verify]),
+    let (columns, rows, (single, several)) = match &pool.family {
+        Family::Mamba2(dims) => (dims.dstate, dims.headdim, (Work::Mamba2Decode, Work::Mamba2Verify)),
         Family::Delta(dims) => {
             // Records of u are as precise as the readout.
             let precise = pool.u_dtype == if high { Dtype::Bf16 } else { Dtype::F32 };
             if dims.kind == DeltaKind::Kda || !precise {
                 return None;
             }
-            (dims.k, dims.v, [Work::DeltaDecode, Work::DeltaVerify])
+            (dims.k, dims.v, (Work::DeltaDecode, Work::DeltaVerify))
         }
         Family::Conv1d(_) => return None,
     };
     let fits = columns as i32 == COLUMNS && rows.is_multiple_of(8) && tokens <= i64::from(MAX_TOKENS);
     let key = Key {
-        work: works[usize::from(tokens > 1)],
+        work: if tokens > 1 { several } else { single },
         format: pool.format as u8,
         high,
         kda: false,
