@@ -324,3 +324,31 @@ fn windows_and_kept_tokens() {
         all_ways(&Spec { window, keep, schedule, heads: 4, ..aligned(7) }, 40);
     }
 }
+
+/// replayssm_explain names the kernel of an aligned step and its launch, on devices that have such kernels, and of no other step.
+#[test]
+fn the_launch_is_explained() {
+    let spec = Spec { readout: REPLAYSSM_READOUT_HIGH, t_max: 16, window: 32, ..aligned(15) };
+    let rig = Rig::new(spec.clone());
+    let exact = rig.beside(Spec { readout: REPLAYSSM_READOUT_EXACT, ..spec });
+    let explain = |pool, tokens| {
+        let mut text = [0 as std::ffi::c_char; 4096];
+        // SAFETY: the buffer has as many bytes as it says.
+        common::ok(unsafe { replayssm_explain(pool, 8, tokens, text.as_mut_ptr(), text.len()) });
+        // SAFETY: the call put a final zero.
+        unsafe { std::ffi::CStr::from_ptr(text.as_ptr()) }.to_str().expect("ASCII").to_owned()
+    };
+    let start = "With inputs and memory at multiples of 16 bytes instead: ";
+    assert!(!explain(exact.pool, 1).contains(start) && !explain(rig.pool, 9).contains(start));
+    let [one, eight] = [1, 8].map(|tokens| explain(rig.pool, tokens));
+    if one.contains(start) {
+        println!("{one}{eight}");
+        assert!(one.contains(&format!("{start}mamba2_decode_split32_high_128 (with a gate z), blocks of ")), "{one}");
+        assert!(
+            eight.contains(&format!("{start}mamba2_verify_split32_high_128 (with a gate z), blocks of ")),
+            "{eight}"
+        );
+    } else {
+        println!("skipped: the_launch_is_explained because the device has no kernels for aligned steps");
+    }
+}
