@@ -374,6 +374,10 @@ fn wrong_options_are_named() {
         (&["kernel", "--tokens", "8", "--window", "4"], "--window is 4; expected at least --tokens, 8"),
         (&["kernel", "--hidden", "50"], "invalid value '50' for '--hidden <N>': expected a multiple of 32 up to 65536"),
         (
+            &["kernel", "--tuning", "blocks=2,consumers=1"],
+            "for '--tuning <NAME=N,..>': consumers is 1; expected a whole number from 2 to 12",
+        ),
+        (
             &["model", "--model", "one-group-hybrid"],
             "--model is one-group-hybrid, whose layers are not known; expected --layers",
         ),

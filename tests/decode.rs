@@ -5,8 +5,9 @@
 
 mod common;
 
+use common::device::{peek, poke};
 use common::oracle::relative;
-use common::{FAMILIES, Rig, Rng, Row, Skip, Spec, decode, no_faults};
+use common::{FAMILIES, Rig, Rng, Row, Skip, Spec, address, decode, no_faults};
 use replayssm::ffi::*;
 
 #[global_allocator]
@@ -125,6 +126,140 @@ fn few_of_split32() {
     some_ways(&WAYS[1..3], &Spec { heads: 4, ..aligned(8) }, 20);
 }
 
+/// The same of a delta rule.
+#[test]
+fn few_gdn_of_split32() {
+    some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_GDN, heads: 4, ..aligned(11) }, 20);
+}
+
+/// The same with several tokens a row.
+#[test]
+fn few_several_of_split32() {
+    some_ways(&WAYS[1..3], &Spec { t_max: 3, window: 9, heads: 4, ..aligned(12) }, 20);
+}
+
+/// The same with several tokens a row of a delta rule: k and q in one product, and in two.
+#[test]
+fn few_several_gdn_of_split32() {
+    for t_max in [3, 6] {
+        let spec = Spec { family: REPLAYSSM_GDN, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(13) };
+        some_ways(&WAYS[1..3], &spec, 16);
+    }
+}
+
+/// Two rigs that were given the same five tokens, one of them EXACT, and a generator for more.
+fn two_rigs(family: i32, readout: i32) -> (Rig, Rig, Rng) {
+    let spec = Spec { family, readout, heads: 4, slots: 3, schedule: REPLAYSSM_SCHEDULE_NONE, ..aligned(14) };
+    let exact = Spec { readout: REPLAYSSM_READOUT_EXACT, ..spec.clone() };
+    let (rig, exact, mut rng) = (Rig::new(spec), Rig::new(exact), Rng(14));
+    for slot in 0..3 {
+        for rig in [&rig, &exact] {
+            rig.reset(slot, slot, 7);
+        }
+    }
+    for _ in 0..5 {
+        step(&rig, &exact, &mut rng, false);
+    }
+    (rig, exact, rng)
+}
+
+/// A token for each of three rows, committed: outputs of both rigs.
+fn step(rig: &Rig, exact: &Rig, rng: &mut Rng, flush: bool) -> [Vec<Vec<f64>>; 2] {
+    let rows: Vec<Row> = (0..3).map(|slot| Row { flush, ..Row::new(slot, &rig.tokens(rng, 1)) }).collect();
+    [rig, exact].map(|rig| {
+        rig.layer(0, &rows, false, 0);
+        let outputs = rig.layer(1, &rows, false, 0);
+        rig.commit(&rows, &[1; 3]);
+        let values = |row: &Vec<Vec<u32>>| row.iter().flatten().map(|&bits| decode(rig.spec.out, bits)).collect();
+        outputs.iter().map(values).collect()
+    })
+}
+
+/// Tiles of a head may stand at different positions, as after a launch that did not end: each takes in its own records, and says so.
+#[test]
+fn tiles_that_stand_apart() {
+    for (family, (_, readout, limit)) in
+        [REPLAYSSM_MAMBA2, REPLAYSSM_GDN].into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w)))
+    {
+        let (rig, exact, mut rng) = two_rigs(family, readout);
+        let (layer, tiles, tile_bytes) = (1, rig.spec.headdim / 16, 16 * rig.spec.dstate * 2);
+        let (checkpoint, tags) =
+            (rig.component(REPLAYSSM_COMPONENT_CHECKPOINT), rig.component(REPLAYSSM_COMPONENT_TAGS));
+        // As they were before a fold: of slot 0 those behind the first tile of each head, of slot 1 the first.
+        let is_behind = |slot: usize, tile: usize| [tile % 2 == 1, tile == 0, false][slot];
+        let mut places = Vec::new();
+        for (slot, head, tile) in
+            (0..3).flat_map(|slot| (0..4).flat_map(move |head| (0..tiles).map(move |tile| (slot, head, tile))))
+        {
+            if is_behind(slot, tile) {
+                // Both planes of a head.
+                let at = address(&checkpoint, layer, slot) + (2 * head * tiles + tile) * tile_bytes;
+                let tag = address(&tags, layer, slot) + (head * tiles + tile) * 8;
+                places.extend([(at, tile_bytes), (at + tiles * tile_bytes, tile_bytes), (tag, 8)]);
+            }
+        }
+        let before: Vec<Vec<u8>> = places.iter().map(|&(at, bytes)| peek(at, bytes)).collect();
+        step(&rig, &exact, &mut rng, true);
+        for (&(at, _), bytes) in places.iter().zip(&before) {
+            poke(at, bytes);
+        }
+        assert_eq!(rig.tags(layer, 0)[..4], [12, 7, 12, 7]);
+        let mut distance = |flush| {
+            let [seen, wanted] = step(&rig, &exact, &mut rng, flush);
+            for (seen, wanted) in seen.iter().zip(&wanted) {
+                let distance = relative(seen, wanted);
+                assert!(distance <= limit, "{distance:e} instead of {limit:e}: {:?}", rig.spec);
+            }
+        };
+        distance(false);
+        distance(false);
+        assert_eq!(rig.tags(layer, 1)[..4], [7, 12, 12, 12]);
+        // Some tiles of a head have nothing to fold up to the window's end, others have.
+        for _ in 0..10 {
+            distance(false);
+        }
+        assert_eq!(rig.tags(layer, 2)[..4], [12; 4]);
+        assert!((0..2).all(|slot| (0..tiles).all(|tile| (rig.tags(layer, slot)[tile] > 12) == is_behind(slot, tile))));
+        distance(true);
+        distance(false);
+        for slot in 0..3 {
+            assert!(
+                rig.export(layer, slot, slot, None) == exact.export(layer, slot, slot, None),
+                "slot {slot} of {:?}",
+                rig.spec
+            );
+        }
+        no_faults(&rig);
+    }
+}
+
+/// A tag that cannot be right: the head's outputs are zero, its checkpoint stays what it is, the fault says where, and all others are what
+/// they would have been.
+#[test]
+fn tags_that_cannot_be_trusted() {
+    for (family, (_, readout, limit)) in
+        [REPLAYSSM_MAMBA2, REPLAYSSM_GDN].into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w)))
+    {
+        let (rig, exact, mut rng) = two_rigs(family, readout);
+        let (channels, tiles) = (rig.spec.headdim, rig.spec.headdim / 16);
+        let tags = rig.component(REPLAYSSM_COMPONENT_TAGS);
+        poke(address(&tags, 1, 1) + (2 * tiles + 3) * 8, &13i64.to_le_bytes());
+        let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 1, 1);
+        let [seen, wanted] = step(&rig, &exact, &mut rng, false);
+        for (row, head) in (0..3).flat_map(|row| (0..4).map(move |head| (row, head))) {
+            let [seen, wanted] = [&seen, &wanted].map(|all| &all[row][head * channels..][..channels]);
+            if (row, head) == (1, 2) {
+                assert!(seen.iter().all(|&y| y == 0.0), "{:?}", rig.spec);
+            } else {
+                assert!(relative(seen, wanted) <= limit, "row {row}, head {head} of {:?}", rig.spec);
+            }
+        }
+        assert!(rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 1, 1) == before);
+        let report = rig.faults(true);
+        assert_eq!((report.bits, report.first_slot, report.first_layer), (REPLAYSSM_FAULT_POSITION, 1, 1));
+    }
+}
+
 #[test]
 fn every_family() {
     for family in FAMILIES {
@@ -187,5 +322,33 @@ fn windows_and_kept_tokens() {
         (31, 5, REPLAYSSM_SCHEDULE_STAGGERED),
     ] {
         all_ways(&Spec { window, keep, schedule, heads: 4, ..aligned(7) }, 40);
+    }
+}
+
+/// replayssm_explain names the kernel of an aligned step and its launch, on devices that have such kernels, and of no other step.
+#[test]
+fn the_launch_is_explained() {
+    let spec = Spec { readout: REPLAYSSM_READOUT_HIGH, t_max: 16, window: 32, ..aligned(15) };
+    let rig = Rig::new(spec.clone());
+    let exact = rig.beside(Spec { readout: REPLAYSSM_READOUT_EXACT, ..spec });
+    let explain = |pool, tokens| {
+        let mut text = [0 as std::ffi::c_char; 4096];
+        // SAFETY: the buffer has as many bytes as it says.
+        common::ok(unsafe { replayssm_explain(pool, 8, tokens, text.as_mut_ptr(), text.len()) });
+        // SAFETY: the call put a final zero.
+        unsafe { std::ffi::CStr::from_ptr(text.as_ptr()) }.to_str().expect("ASCII").to_owned()
+    };
+    let start = "With inputs and memory at multiples of 16 bytes instead: ";
+    assert!(!explain(exact.pool, 1).contains(start) && !explain(rig.pool, 9).contains(start));
+    let [one, eight] = [1, 8].map(|tokens| explain(rig.pool, tokens));
+    if one.contains(start) {
+        println!("{one}{eight}");
+        assert!(one.contains(&format!("{start}mamba2_decode_split32_high_128 (with a gate z), blocks of ")), "{one}");
+        assert!(
+            eight.contains(&format!("{start}mamba2_verify_split32_high_128 (with a gate z), blocks of ")),
+            "{eight}"
+        );
+    } else {
+        println!("skipped: the_launch_is_explained because the device has no kernels for aligned steps");
     }
 }

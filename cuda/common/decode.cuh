@@ -255,6 +255,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, u6
         ptx_bulk_copy(job.stage, head.checkpoint, (u32)s.plane_bytes, full);
       } else {
         ptx_bulk_prefetch(head.checkpoint, (u32)(params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2)));
+        Family::bring_folds(params, job);
       }
     }
     // Around the ring's end.

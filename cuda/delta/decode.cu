@@ -17,9 +17,9 @@ struct Delta {
   // u is as precise as the readout.
   enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, FOLD_BLOCKS = 4, FOLD_HALVES = 1, IS_SCALED = 0, IS_WIDE = 1, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
 
-  // v of the record that is taken in next.
+  // v of the record that is taken in next, on its way.
   struct Ahead {
-    float v[FOLD_HALVES];
+    u16 v[FOLD_HALVES];
   };
 
   static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * 2; }
@@ -155,6 +155,14 @@ struct Delta {
     }
   }
 
+  // v of records that a head takes in.
+  static DEVICE void bring_folds(const Params &p, const Job &job) {
+    i32 rows = p.family.ring_rows, bytes = p.family.state.rows * 2, first = job.item->first, n = job.item->records;
+    i32 before = min(n, rows - first);
+    if (before > 0) ptx_bulk_prefetch(job.head->raw_ring + first * bytes, (u32)(before * bytes));
+    if (n > before) ptx_bulk_prefetch(job.head->raw_ring, (u32)((n - before) * bytes));
+  }
+
   static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
     float2 *to = gates_at(p.pipeline, job) + i;
     ptx_copy4(&to->x, job.head->beta_ring + row * 4);
@@ -244,7 +252,7 @@ struct Delta {
     const u16 *v = (const u16 *)job.head->raw_ring + row * p.state.rows + channel;
 #pragma unroll
     for (i32 h = 0; h < FOLD_HALVES; h++)
-      if (channel + 8 * h < p.state.rows) ahead.v[h] = from_bf16(v[8 * h]);
+      if (channel + 8 * h < p.state.rows) ahead.v[h] = v[8 * h];
     return ahead;
   }
 
@@ -266,7 +274,7 @@ struct Delta {
         for (i32 e = 0; e < 8; e++) classes[h][e] = fma(t.v[h][j][e], k[e], classes[h][e]);
     }
 #pragma unroll
-    for (i32 h = 0; h < FOLD_HALVES; h++) u[h] = __fmul_rn(gate.x, __fsub_rn(mine.v[h], sum_classes(classes[h])));
+    for (i32 h = 0; h < FOLD_HALVES; h++) u[h] = __fmul_rn(gate.x, __fsub_rn(from_bf16(mine.v[h]), sum_classes(classes[h])));
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
       float k[8];

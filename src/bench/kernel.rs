@@ -169,6 +169,12 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
     if options.pdl && !machine.is_cuda() {
         return Err("--pdl is for a GPU; expected the cuda backend".into());
     }
+    if let Some(tuning) = options.tuning {
+        if !machine.is_cuda() {
+            return Err("--tuning is for a GPU; expected the cuda backend".into());
+        }
+        tuning.try_out().map_err(|why| format!("--tuning: {why}"))?;
+    }
     let streams = streams::measure(&machine, common.quick)?;
     table::print_machine(&machine, &streams);
     let (mut shared, mut accuracy, mut rows) = (Shared::default(), Accuracy::default(), Vec::new());
@@ -204,6 +210,9 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
     let all: Vec<_> = rows.iter().map(|row| row.json(&streams)).collect();
     let result = json!({
         "rows": all, "accuracy_tokens": n_tokens, "hidden": options.hidden,
+        "tuning": options.tuning.map(|t| json!({
+            "blocks": t.blocks, "consumers": t.consumers, "heads_per_item": t.heads_per_item, "items_per_block": t.items_per_block,
+        })),
         "bookkeeping": bookkeeping.map(|b| json!({
             "batch": b.batch, "layers": b.layers, "commit_us": b.commit, "snapshot_us": b.snapshot, "kernel_us": b.kernel,
         })),

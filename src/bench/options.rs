@@ -10,6 +10,7 @@ use super::config::{Config, Format, Io, Readout, usual_window};
 use super::machine::Machine;
 use super::rig::Repeats;
 use super::shape::{Family, MODELS, Model, Shape, TINY, USUAL};
+use crate::backend::cuda::bench::Tuning;
 
 /// Times steps of recurrent layers by libreplayssm beside the plain update, and both beside what the machine's memory can do.
 #[derive(Debug, Parser)]
@@ -143,6 +144,9 @@ pub struct Kernel {
     /// Also times a commit, and a snapshot with nothing due
     #[arg(long)]
     pub bookkeeping: bool,
+    /// GPU: launches steps of a few tokens by these numbers, for experiments: blocks=2,consumers=8,heads-per-item=4,items-per-block=8
+    #[arg(long, value_name = "NAME=N,..", value_parser = Tuning::parse)]
+    pub tuning: Option<Tuning>,
 }
 
 /// What `model` and `plan` have in common.

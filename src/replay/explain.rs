@@ -107,6 +107,7 @@ pub fn step(
     layouts: &[ComponentLayout],
     (rows, tokens): (i64, i64),
     plan: &StepPlan,
+    aligned: Option<String>,
 ) -> String {
     let mut text = String::new();
     let mut line = |sentence: String| {
@@ -180,6 +181,9 @@ pub fn step(
     ));
     if backend.device.is_some() {
         line(on_device(config, rows));
+        if let Some(launch) = aligned {
+            line(format!("With inputs and memory at multiples of 16 bytes instead: {launch}."));
+        }
         return rest(text, slots, config, layouts, true);
     }
     let work = plan.work;

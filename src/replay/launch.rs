@@ -1210,6 +1210,10 @@ pub trait Backend: Send + Sync {
     fn prepare(&self, _slots: &SlotsConfig, _pool: Option<&PoolConfig>) -> Result<()> {
         Ok(())
     }
+    /// How a step of so many rows and tokens is launched if everything is aligned, in words; none where that makes no difference.
+    fn aligned_launch(&self, _slots: &SlotsConfig, _pool: &PoolConfig, _rows: i64, _tokens: i64) -> Option<String> {
+        None
+    }
     /// Refuses a stream that the backend cannot use.
     fn check_exec(&self, exec: &Exec) -> Result<()>;
     /// Mamba-2 step or extend.

@@ -413,10 +413,12 @@ impl Layers {
 
     /// What a step of `rows` rows of `tokens` tokens does, in sentences.
     pub fn explain(&self, rows: i64, tokens: i64) -> Result<String> {
-        let info = self.slots.backend().info();
+        let backend = self.slots.backend();
+        let info = backend.info();
         let (slots, config) = (&self.slots.view.config, &self.view.config);
         let plan = StepPlan::new(slots, config, rows, tokens, info.n_threads)?;
-        Ok(explain::step(&info, slots, config, &self.layouts, (rows, tokens), &plan))
+        let aligned = backend.aligned_launch(slots, config, rows, tokens);
+        Ok(explain::step(&info, slots, config, &self.layouts, (rows, tokens), &plan, aligned))
     }
 
     /// Size and place of every component.

@@ -9,6 +9,7 @@ use super::instances::{Key, Work};
 use super::params::Params;
 use crate::error::{Error, Result};
 
+pub use super::choice::Tuning;
 pub use super::driver::{Event, Graph};
 
 /// Bytes that a block of a stream moves, and its threads.

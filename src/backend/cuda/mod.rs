@@ -5,6 +5,7 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+mod choice;
 mod conv1d;
 mod copy;
 mod decode;
@@ -171,6 +172,10 @@ impl Cuda {
 impl Backend for Cuda {
     fn info(&self) -> BackendInfo {
         BackendInfo { name: self.device.name.clone(), n_threads: 0, device: Some(self.device.ordinal) }
+    }
+
+    fn aligned_launch(&self, slots: &SlotsConfig, pool: &PoolConfig, rows: i64, tokens: i64) -> Option<String> {
+        decode::in_words(self, slots, pool, rows, tokens)
     }
 
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {

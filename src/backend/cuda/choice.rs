@@ -1,0 +1,669 @@
+//! How steps of a few tokens are launched: blocks, warps, and what lies where in shared memory. Pure: what a step is like and what the device
+//! has decide, and nothing that was measured while running.
+
+use super::params::Pipeline;
+use crate::replay::config::{DeltaKind, Family, PoolConfig, Readout, SlotsConfig};
+
+// As `cuda/common/decode.cuh` has them; a test compares.
+pub(super) const COLUMNS: i32 = 128;
+const ROW_BYTES: i32 = COLUMNS * 2;
+const SERVICES: i32 = 3;
+const MAX_STAGES: i32 = 8;
+const MAX_KEYS: i32 = 4;
+pub(super) const MAX_HEADS: i32 = 4;
+pub(super) const MAX_TOKENS: i32 = 8;
+const MAX_COLUMNS: i32 = 8;
+const PLANS: i32 = 3;
+const ITEMS: i32 = 4;
+const WARP: i32 = 32;
+const TILE: i32 = 16;
+/// Words with a bit for each record of a head.
+const SLOW_WORDS: i32 = 3;
+/// Records that a head can have.
+pub(super) const MAX_HISTORY: i32 = SLOW_WORDS * WARP;
+/// Warps of a block at most: two blocks of half as many fit a multiprocessor.
+const MAX_WARPS: i32 = 16;
+/// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
+const FIXED_BYTES: i32 = 13 << 9;
+
+/// The next multiple.
+const fn up(value: i32, to: i32) -> i32 {
+    (value + to - 1) / to * to
+}
+
+/// What a launch is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows of the batch.
+    pub rows: i64,
+    /// Tokens of a row at most.
+    pub tokens: i32,
+    /// Records of a head at most.
+    pub history: i32,
+    /// Heads of a layer, and how many share their keys.
+    pub heads: i32,
+    /// See `heads`.
+    pub sharing: i32,
+    /// Rows of a head's state.
+    pub channels: i32,
+    /// Bytes of an element of the checkpoint that readouts look at.
+    pub element_bytes: i32,
+    /// Bytes of an element of values.
+    pub value_bytes: i32,
+    /// Rows that a token brings beside its values.
+    pub token_rows: i32,
+    /// Columns of products at most, a multiple of eight.
+    pub columns: i32,
+    /// Columns where there is one token.
+    pub single_columns: i32,
+    /// Whether folds take decoded keys.
+    pub is_wide: bool,
+    /// Columns of which a consumer keeps sums.
+    pub sum_columns: i32,
+}
+
+impl Shape {
+    /// Of a step of up to `tokens` tokens in each of `rows` rows; has_z: outputs go through a gate. None where nothing is made for the family
+    /// or for so many tokens.
+    pub fn of(slots: &SlotsConfig, pool: &PoolConfig, (rows, tokens): (i64, i64), has_z: bool) -> Option<Shape> {
+        let tokens = i32::try_from(tokens).ok().filter(|tokens| (1..=MAX_TOKENS).contains(tokens))?;
+        let high = pool.readout == Readout::High;
+        let state = pool.family.state()?;
+        let shape = Shape {
+            rows,
+            tokens,
+            history: slots.window + slots.min_rewind,
+            heads: state.heads as i32,
+            sharing: 1,
+            channels: state.rows as i32,
+            element_bytes: if high { 2 } else { 4 },
+            value_bytes: 2,
+            token_rows: i32::from(has_z),
+            columns: MAX_COLUMNS,
+            single_columns: 1,
+            is_wide: false,
+            sum_columns: tokens,
+        };
+        match &pool.family {
+            Family::Mamba2(dims) => Some(Shape { sharing: dims.heads_per_group() as i32, ..shape }),
+            Family::Delta(dims) if dims.kind == DeltaKind::Gdn => {
+                // Of k and q.
+                let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
+                Some(Shape {
+                    sharing: (dims.v_heads / dims.qk_heads) as i32,
+                    // u is as precise as the readout; v comes with the token.
+                    value_bytes: if high { 2 } else { 4 },
+                    token_rows: 1,
+                    columns,
+                    single_columns: 2,
+                    is_wide: true,
+                    sum_columns: if tokens == 1 { 0 } else { columns },
+                    ..shape
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A device, as far as launches ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    /// Compute capability times ten.
+    pub arch: u32,
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+    /// Dynamic shared memory that a block can have.
+    pub shared_bytes: i32,
+}
+
+/// What differs between architectures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// Blocks that a multiprocessor is to hold.
+    pub blocks: i32,
+    /// Consumers that a multiprocessor is to hold.
+    pub consumers: i32,
+    /// Heads of an item at most.
+    pub heads_per_item: i32,
+    /// Items per block, below which an item has fewer heads.
+    pub items_per_block: i32,
+}
+
+/// Best on sm_90 of all that was tried there.
+const SM_90: Tuning = Tuning { blocks: 2, consumers: 10, heads_per_item: MAX_HEADS, items_per_block: 8 };
+
+/// Heads that each of several blocks of a multiprocessor is to have space for: GDN with two of them took 477 us where one block with five
+/// took 368 (batch 256, SPLIT32 HIGH).
+const SHARED_STAGES: i32 = 3;
+
+/// Architectures that were measured, for steps of one token and of several.
+const MEASURED: [(u32, [Tuning; 2]); 1] = [(90, [SM_90, SM_90])];
+
+/// Of all others, where nothing was measured: the numbers of sm_90.
+const UNMEASURED: Tuning = SM_90;
+
+#[cfg(feature = "bench")]
+static EXPERIMENT: std::sync::OnceLock<Tuning> = std::sync::OnceLock::new();
+
+impl Tuning {
+    /// Of an architecture and steps of so many tokens.
+    pub fn of(arch: u32, tokens: i32) -> Tuning {
+        #[cfg(feature = "bench")]
+        if let Some(tuning) = EXPERIMENT.get() {
+            return *tuning;
+        }
+        MEASURED
+            .iter()
+            .find(|(measured, _)| *measured == arch)
+            .map_or(UNMEASURED, |(_, [single, several])| if tokens == 1 { *single } else { *several })
+    }
+}
+
+/// Experiments of `replayssm-bench`.
+#[cfg(feature = "bench")]
+impl Tuning {
+    /// Takes the place of the table's for all launches of the process, once; the sentence says what is wrong with the numbers.
+    pub fn try_out(self) -> Result<(), String> {
+        self.check()?;
+        EXPERIMENT.set(self).map_err(|_| "a process tries out one tuning".to_owned())
+    }
+
+    /// Numbers by name, as `blocks=2,consumers=8,heads-per-item=4,items-per-block=8`; those that are not named are sm_90's.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut tuning = SM_90;
+        for part in text.split(',') {
+            let (name, number) =
+                part.split_once('=').ok_or_else(|| format!("{part} has no number; expected as blocks=2"))?;
+            let place = match name {
+                "blocks" => &mut tuning.blocks,
+                "consumers" => &mut tuning.consumers,
+                "heads-per-item" => &mut tuning.heads_per_item,
+                "items-per-block" => &mut tuning.items_per_block,
+                _ => {
+                    return Err(format!(
+                        "{name} is unknown; expected blocks, consumers, heads-per-item or items-per-block"
+                    ));
+                }
+            };
+            *place = number.parse().map_err(|_| format!("{name} is {number}; expected a whole number"))?;
+        }
+        tuning.check().map(|()| tuning)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let within = |name: &str, number: i32, least: i32, most: i32| {
+            let expected = || format!("{name} is {number}; expected a whole number from {least} to {most}");
+            (least..=most).contains(&number).then_some(()).ok_or_else(expected)
+        };
+        within("blocks", self.blocks, 1, MAX_WARPS / (SERVICES + 1))?;
+        within("consumers", self.consumers, self.blocks, MAX_WARPS)?;
+        within("items-per-block", self.items_per_block, 0, 1 << 16)?;
+        // Halves of it are tried.
+        within("heads-per-item", self.heads_per_item, 1, MAX_HEADS)?;
+        if !(self.heads_per_item as u32).is_power_of_two() {
+            return Err(format!("heads-per-item is {}; expected 1, 2 or {MAX_HEADS}", self.heads_per_item));
+        }
+        Ok(())
+    }
+}
+
+/// A launch: blocks, threads, shared memory, and what the kernel is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Blocks.
+    pub blocks: i64,
+    /// Blocks that share a multiprocessor, where there are so many.
+    pub blocks_each: i32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The rest.
+    pub pipeline: Pipeline,
+}
+
+impl Choice {
+    /// A pure function of the shape and the device; none where the shape is too large.
+    pub fn of(shape: &Shape, device: &Device, tuning: &Tuning) -> Option<Choice> {
+        if !(1..=MAX_TOKENS).contains(&shape.tokens) || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
+            return None;
+        }
+        let records = shape.history + shape.tokens;
+        let history = up(records, TILE);
+        let products = history + 4;
+        let value_stride = shape.channels * shape.value_bytes;
+        let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
+        let at_values = up(plane_bytes, 128);
+        let at_z = at_values + records * value_stride;
+        let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
+        let at_weights = up(at_gates + records * 8, 16);
+        // Of one token nothing is its own: it is a record as any other, and its columns stand next to each other.
+        let is_single = shape.tokens == 1;
+        let (columns, weights) = if is_single { (0, shape.single_columns * history) } else { (shape.columns, history) };
+        let weights = history + 4 + MAX_TOKENS + SLOW_WORDS + 1 + columns * MAX_TOKENS + weights;
+        let stage_bytes = up(at_weights + weights * 4, 128);
+        let at_queries = records * ROW_BYTES;
+        let at_norms = at_queries + shape.tokens * ROW_BYTES;
+        let at_products = up(at_norms + (history + 2 * MAX_TOKENS) * 4, 16);
+        let key_bytes = up(at_products + shape.columns * products * 4, 128);
+        let gates_bytes = up(PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 128);
+        let wide_bytes = if shape.is_wide { records * ROW_BYTES * 2 } else { 0 };
+
+        // Neighbouring columns of sums, of which a lane writes two, have no bank in common. In front of them is what records bring to columns,
+        // 16 bytes a lane for 16 records.
+        let sums = shape.channels + 4;
+        let brought = if !is_single && shape.value_bytes == 2 { history / TILE * WARP * 16 } else { 0 };
+        let sum_columns = if is_single { 0 } else { shape.sum_columns + (brought + sums * 4 - 1) / (sums * 4) };
+        let sums_bytes = |consumers: i32| up(consumers * sum_columns * sums * 4, 128);
+        let fit = |blocks: i32, consumers: i32, heads_per_item: i32| {
+            let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
+                - gates_bytes
+                - wide_bytes
+                - sums_bytes(consumers);
+            let least = if blocks > 1 { SHARED_STAGES } else { 2 };
+            (least..=MAX_STAGES).rev().find_map(|stages| {
+                let keys = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
+                (stages * stage_bytes + keys * key_bytes <= bytes).then_some((stages, keys))
+            })
+        };
+        // Several items for each block, so that it need not wait for the first bytes of more than one.
+        let resident = i64::from(device.multiprocessors * tuning.blocks);
+        let mut heads_per_item = tuning.heads_per_item.min(MAX_HEADS);
+        while shape.sharing % heads_per_item != 0
+            || (heads_per_item > 1
+                && shape.rows * i64::from(shape.heads)
+                    < i64::from(tuning.items_per_block) * resident * i64::from(heads_per_item))
+        {
+            heads_per_item /= 2;
+        }
+        // Fewer blocks rather than fewer consumers; those only where there is no space for their sums.
+        let (blocks, consumers, (stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
+            let most = (tuning.consumers / blocks).min(MAX_WARPS / blocks - SERVICES).min(MAX_STAGES);
+            let least = if blocks > 1 { most } else { 1 };
+            (least..=most)
+                .rev()
+                .find_map(|consumers| Some((blocks, consumers, fit(blocks, consumers, heads_per_item)?)))
+        })?;
+        let items_per_row = shape.heads / heads_per_item;
+        let n_items = shape.rows.saturating_mul(items_per_row.into());
+        let at_own_gates = stages * stage_bytes + keys * key_bytes;
+        let pipeline = Pipeline {
+            n_items,
+            items_per_row,
+            heads_per_item,
+            stages,
+            keys,
+            consumers,
+            tokens: shape.tokens,
+            history,
+            columns,
+            products,
+            value_stride,
+            plane_bytes,
+            stage_bytes,
+            at_values,
+            at_z,
+            at_gates,
+            at_weights,
+            at_keys: stages * stage_bytes,
+            key_bytes,
+            at_queries,
+            at_norms,
+            at_products,
+            at_own_gates,
+            at_sums: at_own_gates + gates_bytes,
+            tokens_columns: sum_columns,
+            sums,
+            at_wide: at_own_gates + gates_bytes + sums_bytes(consumers),
+        };
+        Some(Choice {
+            blocks_each: blocks,
+            blocks: n_items.min(i64::from(device.multiprocessors * blocks)),
+            threads: ((pipeline.consumers + SERVICES) * WARP) as u32,
+            // Tiles of keys are read whole, whatever stands behind the last record.
+            shared_bytes: (pipeline.at_wide + wide_bytes).max(at_own_gates - key_bytes + history * ROW_BYTES) as u32,
+            pipeline,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::dtype::Dtype;
+    use crate::replay::config::{DeltaDims, Format, HeadMap, Mamba2Dims, Schedule};
+
+    /// Of the device's own words, and of the tests' shapes.
+    const DECODE: &str = include_str!("../../../cuda/common/decode.cuh");
+    const SOURCES: [&str; 2] =
+        [include_str!("../../../cuda/mamba2/decode.cu"), include_str!("../../../cuda/delta/decode.cu")];
+
+    /// Shared memory of a multiprocessor is that of a block and a KB more.
+    const DEVICES: [(Device, i32); 2] = [
+        (Device { arch: 90, multiprocessors: 132, shared_bytes: (228 << 10) - FIXED_BYTES }, 228 << 10),
+        (Device { arch: 120, multiprocessors: 84, shared_bytes: (100 << 10) - FIXED_BYTES }, 100 << 10),
+    ];
+
+    /// Formats and readouts that there are kernels for.
+    const WAYS: [(Format, Readout); 4] = [
+        (Format::Split32, Readout::High),
+        (Format::Bf16, Readout::High),
+        (Format::Split32, Readout::Full),
+        (Format::F32, Readout::Full),
+    ];
+
+    const fn mamba2(nheads: usize, headdim: usize, ngroups: usize) -> Family {
+        Family::Mamba2(Mamba2Dims { nheads, headdim, dstate: 128, ngroups })
+    }
+
+    const fn delta(kind: DeltaKind, qk_heads: usize, v_heads: usize) -> Family {
+        Family::Delta(DeltaDims { kind, qk_heads, v_heads, k: 128, v: 128, head_map: HeadMap::Grouped })
+    }
+
+    /// Of published models.
+    const FAMILIES: [Family; 6] = [
+        mamba2(96, 80, 8),
+        mamba2(128, 64, 8),
+        mamba2(256, 64, 8),
+        mamba2(80, 64, 1),
+        delta(DeltaKind::Gdn, 16, 32),
+        delta(DeltaKind::Gdn, 16, 64),
+    ];
+
+    fn pool(family: &Family, (format, readout): (Format, Readout)) -> PoolConfig {
+        let u_dtype = if readout == Readout::High { Dtype::Bf16 } else { Dtype::F32 };
+        let (io, out) = (Dtype::Bf16, Dtype::Bf16);
+        PoolConfig { family: family.clone(), n_layers: 1, io, out, format, readout, stochastic: false, u_dtype }
+    }
+
+    fn slots(window: i32, min_rewind: i32) -> SlotsConfig {
+        let (n_slots, n_rings, max_step_tokens) = (1, 1, 256);
+        SlotsConfig { n_slots, n_rings, window, max_step_tokens, min_rewind, schedule: Schedule::None, checks: false }
+    }
+
+    /// What a step comes to on a device.
+    fn choice(
+        family: &Family,
+        way: (Format, Readout),
+        rows: i64,
+        tokens: i64,
+        window: i32,
+        device: &Device,
+    ) -> Option<Choice> {
+        let shape =
+            Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), matches!(family, Family::Mamba2(_)))?;
+        Choice::of(&shape, device, &Tuning::of(device.arch, shape.tokens))
+    }
+
+    /// All shapes, sizes and devices, of which a few do not fit the smaller one; calls `f` with those that do, and counts them.
+    fn all(mut f: impl FnMut(&Family, &Shape, &Choice, i32)) -> [usize; 2] {
+        let mut counts = [0; 2];
+        for (family, way) in FAMILIES.iter().flat_map(|family| WAYS.map(|way| (family, way))) {
+            for (rows, tokens) in [1, 8, 32, 128, 256, 512].into_iter().flat_map(|rows| [1, 4, 8].map(|t| (rows, t))) {
+                for (window, has_z) in [(16, false), (32, true), (32, false), (64, true)] {
+                    for (number, (device, on_multiprocessor)) in DEVICES.iter().enumerate() {
+                        let shape = Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), has_z).unwrap();
+                        let Some(choice) = Choice::of(&shape, device, &Tuning::of(device.arch, shape.tokens)) else {
+                            continue;
+                        };
+                        counts[number] += 1;
+                        f(family, &shape, &choice, *on_multiprocessor);
+                    }
+                }
+            }
+        }
+        counts
+    }
+
+    #[test]
+    fn everything_fits_the_larger_device_and_the_kernels_limits() {
+        let counts = all(|_, shape, choice, on_multiprocessor| {
+            let Choice { blocks, blocks_each, threads, shared_bytes, pipeline: p } = *choice;
+            assert!((1..=2).contains(&blocks_each) && blocks >= 1, "{choice:?}");
+            assert!(blocks_each * (shared_bytes as i32 + FIXED_BYTES) <= on_multiprocessor, "{shape:?}: {choice:?}");
+            assert!((2..=MAX_STAGES).contains(&p.stages) && (2..=MAX_KEYS).contains(&p.keys), "{choice:?}");
+            // A plan's items are all that keys are there for.
+            assert!(p.keys <= ITEMS);
+            assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
+            assert_eq!(threads as i32, (p.consumers + SERVICES) * WARP);
+            assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
+            assert!(p.heads_per_item <= MAX_HEADS && shape.sharing % p.heads_per_item == 0, "{choice:?}");
+            assert!(p.history >= shape.history + shape.tokens && p.history % TILE == 0);
+            assert!(shape.history <= MAX_HISTORY);
+        });
+        assert!(counts[0] > counts[1] && counts[1] > 0, "{counts:?}");
+    }
+
+    /// What has no space for two heads is the parallel form's: with the library's own windows, on the larger device, this much.
+    #[test]
+    fn usual_windows_fit_but_for_those_named() {
+        let (device, _) = DEVICES[0];
+        for (family, way) in FAMILIES.iter().flat_map(|family| WAYS.map(|way| (family, way))) {
+            let fits = [(1, 16), (4, 32), (8, 64)]
+                .map(|(tokens, window)| choice(family, way, 8, tokens, window, &device).is_some());
+            let wanted = match (family, way.1) {
+                (Family::Mamba2(dims), Readout::Full) if dims.headdim > 64 => [true, true, false],
+                (Family::Mamba2(_), _) => [true; 3],
+                // Records of u are as large as fp32, and there are sixteen columns of weights.
+                (_, Readout::Full) => [true, false, false],
+                (_, _) => [true, true, false],
+            };
+            assert_eq!(fits, wanted, "{family:?} {way:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_in_shared_memory_overlaps() {
+        all(|family, shape, choice, _| {
+            let p = &choice.pipeline;
+            let in_order = |what: &str, parts: &[(i32, i32, i32)], end: i32| {
+                let mut before = 0;
+                for &(at, bytes, alignment) in parts {
+                    assert!(at >= before && at % alignment == 0, "{what} at {at}: {shape:?}: {p:?}");
+                    before = at + bytes;
+                }
+                assert!(before <= end, "{what}: {shape:?}: {p:?}");
+            };
+            let is_delta = matches!(family, Family::Delta(_));
+            let records = shape.history + shape.tokens;
+            assert_eq!((p.value_stride % 16, p.stage_bytes % 128, p.key_bytes % 128), (0, 0, 0));
+            // Elapsed: of each record, and 1 behind the last, four at a time; decays; bits; what the step's tokens bring; what records weigh.
+            let before = p.history + 4 + MAX_TOKENS + SLOW_WORDS + 1;
+            let brought = match shape.tokens {
+                1 => records * if is_delta { 2 } else { 1 } * 4,
+                _ => (shape.columns * MAX_TOKENS + p.history) * 4,
+            };
+            let token_bytes = shape.token_rows * shape.tokens * p.value_stride;
+            in_order(
+                "a stage",
+                &[
+                    (0, p.plane_bytes, 128),
+                    (p.at_values, records * p.value_stride, 128),
+                    (p.at_z, token_bytes, 16),
+                    (p.at_gates, records * 8, 16),
+                    (p.at_weights, before * 4 + brought, 16),
+                ],
+                p.stage_bytes,
+            );
+            // Pairs of floats.
+            assert_eq!((before % 2, p.products % 2), (0, 0));
+            in_order(
+                "keys",
+                &[
+                    (0, records * ROW_BYTES, 128),
+                    (p.at_queries, shape.tokens * ROW_BYTES, 16),
+                    (p.at_norms, (p.history + MAX_TOKENS) * 4, 4),
+                    (p.at_products, shape.columns * p.products * 4, 16),
+                ],
+                p.key_bytes,
+            );
+            let columns = match (is_delta, shape.tokens) {
+                (_, 1) => 0,
+                (true, 2..=4) => MAX_COLUMNS,
+                (true, _) => 2 * MAX_COLUMNS,
+                (false, tokens) => tokens,
+            };
+            // What records bring, of HIGH, lies with the sums.
+            let parts = if shape.tokens > 1 && shape.value_bytes == 2 { p.history / TILE * WARP * 16 } else { 0 };
+            assert!(p.tokens_columns * p.sums * 4 >= columns * p.sums * 4 + parts);
+            let wide = if is_delta { records * COLUMNS * 4 } else { 0 };
+            // Tiles of keys are read whole.
+            assert!(p.at_keys + (p.keys - 1) * p.key_bytes + p.history * ROW_BYTES <= choice.shared_bytes as i32);
+            assert!(p.sums >= shape.channels && p.sums % 4 == 0);
+            in_order(
+                "a block",
+                &[
+                    (0, p.stages * p.stage_bytes, 128),
+                    (p.at_keys, p.keys * p.key_bytes, 128),
+                    (p.at_own_gates, PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 16),
+                    (p.at_sums, p.consumers * p.tokens_columns * p.sums * 4, 16),
+                    (p.at_wide, wide, 16),
+                ],
+                choice.shared_bytes as i32,
+            );
+        });
+    }
+
+    #[test]
+    fn every_head_of_every_row_is_in_one_item_of_one_block() {
+        all(|_, shape, choice, _| {
+            let p = &choice.pipeline;
+            assert_eq!(p.n_items, shape.rows * i64::from(p.items_per_row));
+            assert_eq!(p.items_per_row * p.heads_per_item, shape.heads);
+            // As items_of_block counts them.
+            let of_block = |block: i64| (p.n_items - block + choice.blocks - 1) / choice.blocks;
+            assert_eq!((0..choice.blocks).map(of_block).sum::<i64>(), p.n_items);
+            assert!(of_block(choice.blocks - 1) >= 1, "a block without work: {choice:?}");
+            // As a delta rule's kernel numbers heads, tiled and not; Mamba-2's are in order.
+            let key_heads = shape.heads / shape.sharing;
+            let items_per_key = p.items_per_row / key_heads;
+            for is_tiled in [false, true] {
+                let mut seen = vec![0; shape.heads as usize];
+                for (item, h) in (0..p.items_per_row).flat_map(|item| (0..p.heads_per_item).map(move |h| (item, h))) {
+                    let (key, within) = (item / items_per_key, item % items_per_key * p.heads_per_item + h);
+                    let head = if is_tiled { key + within * key_heads } else { key * shape.sharing + within };
+                    assert!(is_tiled || head == item * p.heads_per_item + h);
+                    seen[head as usize] += 1;
+                }
+                assert!(seen.iter().all(|&n| n == 1), "{seen:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn what_is_too_large_is_left_to_others() {
+        let (device, _) = DEVICES[0];
+        let high = (Format::Split32, Readout::High);
+        let takes = |family: &Family, tokens, window| choice(family, high, 8, tokens, window, &device).is_some();
+        let usual = &FAMILIES[1];
+        assert!(takes(usual, 1, 16) && takes(usual, 8, MAX_HISTORY));
+        assert!(!takes(usual, 0, 16) && !takes(usual, 9, 16), "tokens");
+        assert!(!takes(usual, 1, MAX_HISTORY + 1), "history");
+        assert!(takes(&mamba2(4, 24, 1), 1, 16) && !takes(&mamba2(4, 20, 1), 1, 16), "channels");
+        assert!(!takes(&delta(DeltaKind::Kda, 32, 32), 1, 16), "a family without such a kernel");
+        let small = Device { shared_bytes: 16 << 10, ..device };
+        assert!(choice(usual, high, 8, 1, 16, &small).is_none(), "shared memory");
+        // Kept tokens are history as those of the window are.
+        let shape = |min_rewind| Shape::of(&slots(64, min_rewind), &pool(usual, high), (8, 1), false).unwrap();
+        let fits = |min_rewind| Choice::of(&shape(min_rewind), &device, &SM_90).is_some();
+        assert!(fits(32) && !fits(33));
+    }
+
+    /// Blocks, threads, shared memory, stages, keys, consumers and heads of an item: a change is meant, and measured.
+    #[test]
+    fn choices_of_real_shapes() {
+        let [split, full] = [(Format::Split32, Readout::High), (Format::F32, Readout::Full)];
+        let ((h, _), (b, _)) = (DEVICES[0], DEVICES[1]);
+        let [nemotron_4b, nemotron_120b, qwen_122b] = [&FAMILIES[0], &FAMILIES[1], &FAMILIES[5]];
+        for (name, family, way, rows, tokens, window, device, wanted) in [
+            ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, [264, 192, 88832, 3, 2, 4, 4]),
+            ("120B, batch 256, F32 FULL", nemotron_120b, full, 256, 1, 16, h, [264, 192, 99200, 2, 2, 4, 4]),
+            ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, [128, 192, 76288, 2, 3, 4, 1]),
+            ("4B, batch 32, four tokens", nemotron_4b, split, 32, 4, 32, h, [132, 320, 214912, 4, 5, 8, 1]),
+            ("122B, batch 128, four tokens", qwen_122b, split, 128, 4, 32, h, [132, 320, 164352, 2, 2, 8, 2]),
+            ("120B, batch 256, a smaller device", nemotron_120b, split, 256, 1, 16, b, [84, 320, 67456, 2, 2, 8, 4]),
+        ] {
+            let c = choice(family, way, rows, tokens, window, &device).unwrap();
+            let p = &c.pipeline;
+            let [blocks, threads, shared] = [c.blocks, c.threads.into(), c.shared_bytes.into()];
+            let [stages, keys, consumers, heads] = [p.stages, p.keys, p.consumers, p.heads_per_item].map(i64::from);
+            assert_eq!([blocks, threads, shared, stages, keys, consumers, heads], wanted, "{name}");
+        }
+    }
+
+    /// An architecture that nothing was measured on goes by the numbers of one.
+    #[test]
+    fn architectures_that_were_not_measured_have_a_tuning() {
+        for (arch, tokens) in [(100, 1), (103, 8), (120, 1), (0, 4)] {
+            assert_eq!(Tuning::of(arch, tokens), UNMEASURED);
+        }
+        assert_eq!(Tuning::of(90, 1), SM_90);
+    }
+
+    /// Constants of the kernels by name; those that are made of others are worked out.
+    fn constants() -> HashMap<&'static str, i32> {
+        let mut all = HashMap::from([("WARP", WARP), ("BLOCK", 32), ("TILE", TILE)]);
+        let list = DECODE.split("enum : i32 {").nth(1).and_then(|rest| rest.split("};").next()).unwrap();
+        for line in list.lines() {
+            let Some((name, value)) =
+                line.split("//").next().unwrap_or("").trim().trim_end_matches(',').split_once(" = ")
+            else {
+                continue;
+            };
+            let number = |word: &str| word.parse().ok().or_else(|| all.get(word).copied()).unwrap();
+            let value = match value.split(' ').collect::<Vec<_>>()[..] {
+                [one] => number(one),
+                [left, "*", right] => number(left) * number(right),
+                [left, "/", right] => number(left) / number(right),
+                _ => panic!("{line}"),
+            };
+            all.insert(name, value);
+        }
+        all
+    }
+
+    #[test]
+    fn the_kernels_have_the_same_limits() {
+        let device = constants();
+        for (name, here) in [
+            ("COLUMNS", COLUMNS),
+            ("ROW_BYTES", ROW_BYTES),
+            ("SERVICES", SERVICES),
+            ("MAX_STAGES", MAX_STAGES),
+            ("MAX_KEYS", MAX_KEYS),
+            ("MAX_HEADS", MAX_HEADS),
+            ("ITEMS", ITEMS),
+            ("PLANS", PLANS),
+            ("MAX_TOKENS", MAX_TOKENS),
+            ("MAX_COLUMNS", MAX_COLUMNS),
+            ("MAX_HISTORY", MAX_HISTORY),
+        ] {
+            assert_eq!(device.get(name), Some(&here), "{name}");
+        }
+        let bounds = format!("__launch_bounds__({}, 1) replayssm_kernel", MAX_WARPS * WARP);
+        assert!(SOURCES.iter().all(|source| source.contains(&bounds)), "{bounds}");
+    }
+
+    #[cfg(feature = "bench")]
+    #[test]
+    fn a_tuning_that_is_tried_out_is_checked() {
+        let text = "blocks=1,consumers=6,heads-per-item=2,items-per-block=4";
+        let tuning = Tuning { blocks: 1, consumers: 6, heads_per_item: 2, items_per_block: 4 };
+        assert_eq!(Tuning::parse(text), Ok(tuning));
+        assert_eq!(Tuning::parse("blocks=1"), Ok(Tuning { blocks: 1, ..SM_90 }));
+        for (text, sentence) in [
+            ("blocks", "blocks has no number; expected as blocks=2"),
+            ("blocks=many", "blocks is many; expected a whole number"),
+            ("warps=4", "warps is unknown; expected blocks, consumers, heads-per-item or items-per-block"),
+            ("blocks=5", "blocks is 5; expected a whole number from 1 to 4"),
+            ("blocks=3,consumers=2", "consumers is 2; expected a whole number from 3 to 12"),
+            ("heads-per-item=3", "heads-per-item is 3; expected 1, 2 or 4"),
+            ("items-per-block=-1", "items-per-block is -1; expected a whole number from 0 to 65536"),
+        ] {
+            assert_eq!(Tuning::parse(text), Err(sentence.to_owned()));
+        }
+    }
+}
