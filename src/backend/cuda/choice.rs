@@ -261,10 +261,11 @@ impl Choice {
                 - gates_bytes
                 - wide_bytes
                 - sums_bytes(consumers);
-            let least = if blocks > 1 { SHARED_STAGES } else { 2 };
+            let least = if blocks > 1 { SHARED_STAGES } else { 1 };
             (least..=MAX_STAGES).rev().find_map(|stages| {
-                let keys = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
-                (stages * stage_bytes + keys * key_bytes <= bytes).then_some((stages, keys))
+                let enough = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
+                let keys = (2..=enough).rev().find(|keys| stages * stage_bytes + keys * key_bytes <= bytes)?;
+                Some((stages, keys))
             })
         };
         // Several items for each block, so that it need not wait for the first bytes of more than one.
@@ -424,7 +425,7 @@ mod tests {
             let Choice { blocks, blocks_each, threads, shared_bytes, pipeline: p } = *choice;
             assert!((1..=2).contains(&blocks_each) && blocks >= 1, "{choice:?}");
             assert!(blocks_each * (shared_bytes as i32 + FIXED_BYTES) <= on_multiprocessor, "{shape:?}: {choice:?}");
-            assert!((2..=MAX_STAGES).contains(&p.stages) && (2..=MAX_KEYS).contains(&p.keys), "{choice:?}");
+            assert!((1..=MAX_STAGES).contains(&p.stages) && (2..=MAX_KEYS).contains(&p.keys), "{choice:?}");
             // A plan's items are all that keys are there for.
             assert!(p.keys <= ITEMS);
             assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
@@ -437,21 +438,17 @@ mod tests {
         assert!(counts[0] > counts[1] && counts[1] > 0, "{counts:?}");
     }
 
-    /// What has no space for two heads is the parallel form's: with the library's own windows, on the larger device, this much.
+    /// With the library's own windows, on the larger device.
     #[test]
-    fn usual_windows_fit_but_for_those_named() {
+    fn usual_windows_fit() {
         let (device, _) = DEVICES[0];
         for (family, way) in FAMILIES.iter().flat_map(|family| WAYS.map(|way| (family, way))) {
-            let fits = [(1, 16), (4, 32), (8, 64)]
-                .map(|(tokens, window)| choice(family, way, 8, tokens, window, &device).is_some());
-            let wanted = match (family, way.1) {
-                (Family::Mamba2(dims), Readout::Full) if dims.headdim > 64 => [true, true, false],
-                (Family::Mamba2(_), _) => [true; 3],
-                // Records of u are as large as fp32, and there are sixteen columns of weights.
-                (_, Readout::Full) => [true, false, false],
-                (_, _) => [true, true, false],
-            };
-            assert_eq!(fits, wanted, "{family:?} {way:?}");
+            for (tokens, window) in [(1, 16), (4, 32), (8, 64)] {
+                assert!(
+                    choice(family, way, 8, tokens, window, &device).is_some(),
+                    "{family:?} {way:?}, {tokens} tokens"
+                );
+            }
         }
     }
 
@@ -579,12 +576,12 @@ mod tests {
         let ((h, _), (b, _)) = (DEVICES[0], DEVICES[1]);
         let [nemotron_4b, nemotron_120b, qwen_122b] = [&FAMILIES[0], &FAMILIES[1], &FAMILIES[5]];
         for (name, family, way, rows, tokens, window, device, wanted) in [
-            ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, [264, 192, 88832, 3, 2, 4, 4]),
-            ("120B, batch 256, F32 FULL", nemotron_120b, full, 256, 1, 16, h, [264, 192, 99200, 2, 2, 4, 4]),
-            ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, [128, 192, 76288, 2, 3, 4, 1]),
-            ("4B, batch 32, four tokens", nemotron_4b, split, 32, 4, 32, h, [132, 320, 214912, 4, 5, 8, 1]),
-            ("122B, batch 128, four tokens", qwen_122b, split, 128, 4, 32, h, [132, 320, 164352, 2, 2, 8, 2]),
-            ("120B, batch 256, a smaller device", nemotron_120b, split, 256, 1, 16, b, [84, 320, 67456, 2, 2, 8, 4]),
+            ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, [264, 256, 110208, 5, 2, 5, 4]),
+            ("120B, batch 256, F32 FULL", nemotron_120b, full, 256, 1, 16, h, [132, 352, 227712, 6, 2, 8, 4]),
+            ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, [128, 256, 110208, 5, 2, 5, 1]),
+            ("4B, batch 32, four tokens", nemotron_4b, split, 32, 4, 32, h, [132, 352, 217472, 6, 2, 8, 1]),
+            ("122B, batch 128, four tokens", qwen_122b, split, 128, 4, 32, h, [132, 352, 222848, 3, 2, 8, 2]),
+            ("120B, batch 256, a smaller device", nemotron_120b, split, 256, 1, 16, b, [84, 352, 91008, 4, 2, 8, 4]),
         ] {
             let c = choice(family, way, rows, tokens, window, &device).unwrap();
             let p = &c.pipeline;
