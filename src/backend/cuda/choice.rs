@@ -24,7 +24,7 @@ pub(super) const MAX_HISTORY: i32 = SLOW_WORDS * WARP;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 13 << 9;
+const FIXED_BYTES: i32 = 51 << 7;
 
 /// The next multiple.
 const fn up(value: i32, to: i32) -> i32 {
@@ -256,11 +256,12 @@ impl Choice {
         let brought = if !is_single && shape.value_bytes == 2 { history / TILE * WARP * 16 } else { 0 };
         let sum_columns = if is_single { 0 } else { shape.sum_columns + (brought + sums * 4 - 1) / (sums * 4) };
         let sums_bytes = |consumers: i32| up(consumers * sum_columns * sums * 4, 128);
+        // What stands behind the last item's keys; tiles of these are read whole, whatever that is.
+        let behind_keys =
+            |consumers: i32| (gates_bytes + sums_bytes(consumers) + wide_bytes).max(history * ROW_BYTES - key_bytes);
         let fit = |blocks: i32, consumers: i32, heads_per_item: i32| {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
-                - gates_bytes
-                - wide_bytes
-                - sums_bytes(consumers);
+                - behind_keys(consumers);
             let least = if blocks > 1 { SHARED_STAGES } else { 1 };
             (least..=MAX_STAGES).rev().find_map(|stages| {
                 let enough = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
@@ -322,8 +323,7 @@ impl Choice {
             blocks_each: blocks,
             blocks: n_items.min(i64::from(device.multiprocessors * blocks)),
             threads: ((pipeline.consumers + SERVICES) * WARP) as u32,
-            // Tiles of keys are read whole, whatever stands behind the last record.
-            shared_bytes: (pipeline.at_wide + wide_bytes).max(at_own_gates - key_bytes + history * ROW_BYTES) as u32,
+            shared_bytes: (at_own_gates + behind_keys(consumers)) as u32,
             pipeline,
         })
     }
@@ -577,7 +577,7 @@ mod tests {
         let [nemotron_4b, nemotron_120b, qwen_122b] = [&FAMILIES[0], &FAMILIES[1], &FAMILIES[5]];
         for (name, family, way, rows, tokens, window, device, wanted) in [
             ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, [264, 256, 110208, 5, 2, 5, 4]),
-            ("120B, batch 256, F32 FULL", nemotron_120b, full, 256, 1, 16, h, [132, 352, 227712, 6, 2, 8, 4]),
+            ("120B, batch 256, F32 FULL", nemotron_120b, full, 256, 1, 16, h, [132, 352, 192128, 5, 2, 8, 4]),
             ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, [128, 256, 110208, 5, 2, 5, 1]),
             ("4B, batch 32, four tokens", nemotron_4b, split, 32, 4, 32, h, [132, 352, 217472, 6, 2, 8, 1]),
             ("122B, batch 128, four tokens", qwen_122b, split, 128, 4, 32, h, [132, 352, 222848, 3, 2, 8, 2]),
