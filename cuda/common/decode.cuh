@@ -771,8 +771,7 @@ DEVICE void fold_head(const typename Family::Params &params, const Job &job, i32
     load_part<FORMAT>(t, state, part_of<Family, FORMAT>(params, job, tile, part), part.half, lane);
     i32 end = f.from + f.n;
     typename Family::Ahead ahead = Family::look_ahead(params, job, f.n > 0 ? f.from : -1, tile, part, lane);
-    // Two at a time: what the second needs is on its way while the first is taken in.
-#pragma unroll 2
+#pragma unroll 1
     for (i32 k = f.from; k < end; k++) {
       typename Family::Ahead mine = ahead;
       ahead = Family::look_ahead(params, job, k + 1 < end ? k + 1 : -1, tile, part, lane);

@@ -145,8 +145,11 @@ impl Key {
 
     /// Whether there is code of it for an architecture: decoding needs copies that arrive at barriers.
     pub fn runs_on(&self, arch: u32) -> bool {
-        !matches!(self.work, Work::Mamba2Decode | Work::Mamba2Verify | Work::DeltaDecode | Work::DeltaVerify)
-            || (arch >= 90 && arch != PTX)
+        let is_delta = matches!(self.work, Work::DeltaDecode | Work::DeltaVerify);
+        let is_pipeline = is_delta || matches!(self.work, Work::Mamba2Decode | Work::Mamba2Verify);
+        // It would need local memory there.
+        let spills = is_delta && self.format == 1 && !self.high && arch == 120;
+        !is_pipeline || (arch >= 90 && arch != PTX && !spills)
     }
 
     /// Whether there is PTX of it: of all but the tuned ones.
