@@ -14,7 +14,7 @@
 #   REPLAYSSM_CUDA_ROUNDS=n  rounds of a test of cuda: all by default, 6 under the sanitizer
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all="across cuda cases delta_cases conv1d decode life schedule checks lent save exactness readout pairwise position_model"
+all="across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model"
 limit=${LIMIT:-600}
 
 fail() {
