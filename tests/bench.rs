@@ -375,7 +375,7 @@ fn wrong_options_are_named() {
         (&["kernel", "--hidden", "50"], "invalid value '50' for '--hidden <N>': expected a multiple of 32 up to 65536"),
         (
             &["kernel", "--tuning", "blocks=2,consumers=1"],
-            "for '--tuning <NAME=N,..>': consumers is 1; expected a whole number from 2 to 12",
+            "for '--tuning <NAME=N,..>': consumers is 1; expected a whole number from 2 to 16",
         ),
         (
             &["model", "--model", "one-group-hybrid"],

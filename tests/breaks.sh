@@ -84,9 +84,9 @@ a decoding kernel believes any tag~cuda/mamba2/decode.cu~s/bad = bad \|\| !tag_i
 a decoding kernel of a delta rule believes any tag~cuda/delta/decode.cu~s/bad = bad \|\| !tag_is_valid/bad = false \&\& !tag_is_valid/~--test decode tags_that
 a decoding kernel reads a folded record again~cuda/common/decode.cuh~s/\(kind == FOLD \? job\.head->folds : 0\)/(kind == FOLD ? job.head->folds - 1 : 0)/~--test decode few_of_split32
 a decoding kernel reads before all parts are folded~cuda/common/decode.cuh~s/if \(folds\) ptx_barrier_wait\(&barriers\(\)\.folded\[order\.place\], order\.phase\);//~--test decode few_of_split32
-a decoding kernel leaves the token's own weight out~cuda/common/decode.cuh~s/= weight \* products\[c/= (is_record ? weight : 0.0f) * products[c/~--test decode few_of_split32
+a decoding kernel leaves the token's own weight out~cuda/common/decode.cuh~s/__fmul_rn\(weight, products\[c/__fmul_rn(is_record ? weight : 0.0f, products[c/~--test decode few_of_split32
 a decoding kernel of several tokens leaves their own weights out~cuda/common/decode.cuh~s/if \(of <= to && to < len\)/if (of < to \&\& to < len)/~--test decode few_several_of_split32
-a decoding kernel does not decay between tokens of a step~cuda/common/decode.cuh~s/brings = fast_exp\(sum\) \* products/brings = products/~--test decode few_several_of_split32
+a decoding kernel does not decay between tokens of a step~cuda/common/decode.cuh~s/brings = __fmul_rn\(fast_exp\(sum\), /brings = __fmul_rn(1.0f, /~--test decode few_several_of_split32
 a decoding kernel of a delta rule without beta~cuda/delta/decode.cu~s/float u = beta \* \(from_bf16\(v\[h\]\)/float u = (from_bf16(v[h])/~--test decode few_gdn_of_split32
 a decoding kernel of several tokens of a delta rule without beta~cuda/delta/decode.cu~s/u\[t\] = job\.gates\[t\]\.x \* \(from_bf16\(v\)/u[t] = (from_bf16(v)/~--test decode few_several_gdn
 a decoding kernel of several tokens of a delta rule forgets those before~cuda/delta/decode.cu~s/seen = fma\(own_weight\(s, job, t, i\), u\[i\], seen\);//~--test decode few_several_gdn

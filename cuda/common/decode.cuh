@@ -35,9 +35,6 @@ enum : i32 {
   MAX_HISTORY = 96,           // records of a head and tokens of a step: three words of bits
 };
 
-// Lanes that plan.
-constexpr u32 PLANNERS = (1u << ITEMS * MAX_HEADS) - 1;
-
 // What is to be done with a head.
 enum : i32 {
   READ,     // all of its tiles stand at one position, and stay there
@@ -203,9 +200,9 @@ DEVICE float *sums_at(const Pipeline &s) {
 DEVICE i32 items_of_block(const Pipeline &s) { return (i32)((s.n_items - blockIdx.x + gridDim.x - 1) / gridDim.x); }
 
 // e^x, close to the last bits; for weights, which promise bounds.
-DEVICE float fast_exp(float x) { return ptx_exp2(x * 1.44269504f); }
+DEVICE float fast_exp(float x) { return ptx_exp2(__fmul_rn(x, 1.44269504f)); }
 
-DEVICE float fast_silu(float x) { return x == from_bits(0xFF800000u) ? 0.0f : __fmul_rn(x, ptx_reciprocal(1.0f + fast_exp(-x))); }
+DEVICE float fast_silu(float x) { return x == from_bits(0xFF800000u) ? 0.0f : __fmul_rn(x, ptx_reciprocal(__fadd_rn(1.0f, fast_exp(-x)))); }
 
 DEVICE float pair_low(u32 pair) { return from_bits(pair << 16); }
 DEVICE float pair_high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
@@ -227,11 +224,12 @@ DEVICE void plan(const typename Family::Params &params) {
       begun.place = begun.place == PLANS - 1 ? 0 : begun.place + 1;
       if (begun.place == 2) begun.phase ^= 1;
     }
-    i32 i = first + lane / MAX_HEADS;
-    i64 number = i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
-    if (lane < ITEMS * MAX_HEADS)
-      Family::plan_head(params, number, lane % MAX_HEADS, plans().item[turn.place][lane / MAX_HEADS],
-                        plans().head[turn.place][lane], own_gates(params.pipeline, turn.place, lane));
+    // The other lanes have no item, and leave nothing.
+    bool plans_one = lane < ITEMS * MAX_HEADS;
+    i32 of = plans_one ? lane : 0, i = first + of / MAX_HEADS;
+    i64 number = plans_one && i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
+    Family::plan_head(params, number, lane % MAX_HEADS, plans_one, plans().item[turn.place][of / MAX_HEADS],
+                      plans().head[turn.place][of], own_gates(params.pipeline, turn.place, of));
     __syncwarp();
     if (lane == 0) ptx_barrier_arrive(&barriers().planned[turn.place]);
     turn.next(PLANS);
@@ -381,12 +379,12 @@ DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
     sum_later(gate.y, with, without);
     with += newer;
     float weight = fast_exp(without + newer);
-    if (Family::IS_SCALED) weight *= gate.x;
+    if (Family::IS_SCALED) weight = __fmul_rn(weight, gate.x);
     if (exists) {
       elapsed[i] = fast_exp(with);
       if (IS_SINGLE) {
 #pragma unroll
-        for (i32 c = 0; c < Family::SINGLE_COLUMNS; c++) weights[i * Family::SINGLE_COLUMNS + c] = weight * products[c * s.products + i];
+        for (i32 c = 0; c < Family::SINGLE_COLUMNS; c++) weights[i * Family::SINGLE_COLUMNS + c] = __fmul_rn(weight, products[c * s.products + i]);
       } else {
         weights[i] = weight;
       }
@@ -413,8 +411,8 @@ DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
     if (of <= to && to < len) {
       float sum = 0.0f;
       for (i32 t = of + 1; t <= to; t++) sum += job.gates[t].y;
-      brings = fast_exp(sum) * products[c * s.products + n + of];
-      if (Family::IS_SCALED) brings *= job.gates[of].x;
+      brings = __fmul_rn(fast_exp(sum), products[c * s.products + n + of]);
+      if (Family::IS_SCALED) brings = __fmul_rn(brings, job.gates[of].x);
     }
     own_at(s, job)[i] = brings;
   }
@@ -550,7 +548,8 @@ DEVICE Brought brought_by_records(const Pipeline &s, const Job &job, i32 pass, i
     i32 i = first + 8 * half + 2 * lane.quad;
     float2 weight = *(const float2 *)(weights + i), product = *(const float2 *)(products + i);
     // Behind the last record is what was there before.
-    float a = i >= from && i < n ? weight.x * product.x : 0.0f, b = i + 1 >= from && i + 1 < n ? weight.y * product.y : 0.0f;
+    float a = i >= from && i < n ? __fmul_rn(weight.x, product.x) : 0.0f;
+    float b = i + 1 >= from && i + 1 < n ? __fmul_rn(weight.y, product.y) : 0.0f;
     split(a, b, r.upper[half], r.lower[half]);
   }
   return r;
@@ -611,7 +610,7 @@ DEVICE void add_records_full(const Pipeline &s, const Job &job, i32 row, i32 fro
 #pragma unroll 2
   for (i32 i = from; i < n; i++) {
     const char *values = values_at(s, job) + i * s.value_stride;
-    float a = weights[i] * first[i], b = weights[i] * second[i];
+    float a = __fmul_rn(weights[i], first[i]), b = __fmul_rn(weights[i], second[i]);
     float low = value_at<IS_F32>(values, row), high = value_at<IS_F32>(values, row + 8);
     y[0] = fma(a, low, y[0]);
     y[1] = fma(b, low, y[1]);

@@ -45,7 +45,7 @@ struct Delta {
   }
 
   // Plans one head of an item; a lane each, the heads of an item next to each other.
-  static DEVICE void plan_head(const Params &params, i64 number, i32 h, Item &item, Head &to, float2 *gates) {
+  static DEVICE void plan_head(const Params &params, i64 number, i32 h, bool leaves, Item &item, Head &to, float2 *gates) {
     const DeltaParams &p = params.family;
     const Pipeline &pipeline = params.pipeline;
     const State &s = p.state;
@@ -111,10 +111,11 @@ struct Delta {
     bool works = kind <= ODD, any = kind == FOLD || kind == ODD;
 #pragma unroll
     for (i32 other = 1; other < MAX_HEADS; other *= 2) {
-      records = max(records, __shfl_xor_sync(PLANNERS, records, other));
-      works = __shfl_xor_sync(PLANNERS, (i32)works, other) || works;
-      any = __shfl_xor_sync(PLANNERS, (i32)any, other) || any;
+      records = max(records, __shfl_xor_sync(0xFFFFFFFFu, records, other));
+      works = __shfl_xor_sync(0xFFFFFFFFu, (i32)works, other) || works;
+      any = __shfl_xor_sync(0xFFFFFFFFu, (i32)any, other) || any;
     }
+    if (!leaves) return;
     to.kind = (i16)kind;
     to.from = (i16)(records - from);
     to.folds = (i16)folds;

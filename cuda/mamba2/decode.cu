@@ -22,7 +22,7 @@ struct Mamba2 {
   static DEVICE i64 query_bytes(const Params &p) { return p.family.c.token * 2; }
 
   // Plans one head of an item; a lane each, the heads of an item next to each other.
-  static DEVICE void plan_head(const Params &params, i64 number, i32 h, Item &item, Head &to, float2 *gates) {
+  static DEVICE void plan_head(const Params &params, i64 number, i32 h, bool leaves, Item &item, Head &to, float2 *gates) {
     const Mamba2Params &p = params.family;
     const Pipeline &pipeline = params.pipeline;
     const State &s = p.state;
@@ -87,10 +87,11 @@ struct Mamba2 {
     bool works = kind <= ODD, any = kind == FOLD || kind == ODD;
 #pragma unroll
     for (i32 other = 1; other < MAX_HEADS; other *= 2) {
-      records = max(records, __shfl_xor_sync(PLANNERS, records, other));
-      works = __shfl_xor_sync(PLANNERS, (i32)works, other) || works;
-      any = __shfl_xor_sync(PLANNERS, (i32)any, other) || any;
+      records = max(records, __shfl_xor_sync(0xFFFFFFFFu, records, other));
+      works = __shfl_xor_sync(0xFFFFFFFFu, (i32)works, other) || works;
+      any = __shfl_xor_sync(0xFFFFFFFFu, (i32)any, other) || any;
     }
+    if (!leaves) return;
     to.kind = (i16)kind;
     to.from = (i16)(records - from);
     to.folds = (i16)folds;
@@ -236,8 +237,8 @@ struct Mamba2 {
       }
     }
     float elapsed = elapsed_at(s, job)[from];
-    y[0] *= elapsed;
-    y[1] *= elapsed;
+    y[0] = __fmul_rn(y[0], elapsed);
+    y[1] = __fmul_rn(y[1], elapsed);
     i32 channel = (first + lane.quad) * TILE + lane.group;
     bool has_first = lane.quad < n_tiles && channel < state.rows, has_second = has_first && channel + 8 < state.rows;
     i32 at = has_first ? channel : 0, second = has_second ? 8 : 0;
@@ -298,14 +299,14 @@ struct Mamba2 {
         multiply_full<FORMAT>(state, job.stage, row, column, lane, y);
       }
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) y[i] *= elapsed;
+      for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], elapsed);
       if (HIGH) {
         add_records(s, job, tile, n, lane, y);
       } else {
         add_records_full<false>(s, job, row, from, n, 0, lane, y);
       }
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) y[i] *= i % 2 == 0 ? decays.x : decays.y;
+      for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], i % 2 == 0 ? decays.x : decays.y);
       if (HIGH) {
         add_brought(s, values + n * s.value_stride, tile, len, own, lane, y);
       } else {
