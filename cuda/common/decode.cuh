@@ -5,13 +5,16 @@
 //
 //   planner    reads ids, cursors, tags and gates of the items to come, and says what is to be done with each head and where it lies
 //   producer   brings keys of an item and what a head needs to shared memory by bulk copies, as far ahead as there is space
-//   weigher    products of keys of history and of the step with the step's queries, once for an item; what records of a head weigh by now
-//   consumers  a head each: checkpoint and records by tensor cores, then the step's own tokens and whatever follows
+//   weigher    products of keys of history and of the step with the step's queries, once for an item
+//   consumers  a head each: what its records weigh by now, checkpoint and records by tensor cores, then the step's own tokens and whatever
+//              follows
+//   folders    where a head folds: tiles of the new checkpoint, by the serial form's arithmetic
 //
 // Columns of a product are what a checkpoint is read with: C of each token, or k and q of each.
 //
-// Where a head folds, all consumers do parts of it first, by the serial form's arithmetic, and leave the new checkpoint in shared memory,
-// too, where its own consumer reads it as any other.
+// Outputs come from the checkpoint as the step found it and all of the records since then, whether the head folds or not: nobody waits for a
+// fold, which is late by up to two plans. A ring has space for a step beside all that may be folded (its rows: window, kept tokens, tokens of
+// a step), so that folders find their records in the ring until the launch ends; a checkpoint is written once its bytes have come here.
 #pragma once
 #include "block.cuh"
 
@@ -25,14 +28,16 @@ enum : i32 {
   PRODUCER = 1,
   WEIGHER = 2,
   SERVICES = 3,
-  MAX_STAGES = 8,
+  FOLD_RECORDS = WARP,        // that folders take at a time
+  FOLD_STRIDE = 2 * 8 + 2,    // floats of a record there: values of 16 rows, what they weigh, and the decay
+  MAX_STAGES = 12,
   MAX_KEYS = 4,
   MAX_HEADS = 4,              // of an item
   ITEMS = 4,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
   PLANS = 3,                  // at work, to come, and still in stages
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
-  MAX_HISTORY = 96,           // records of a head and tokens of a step: three words of bits
+  MAX_HISTORY = 96,           // records of a head
 };
 
 // What is to be done with a head.
@@ -60,8 +65,8 @@ struct Item {
   i32 len;      // tokens of the row
   i32 flush;
   i32 has_work;
-  i32 folds;  // whether any of its heads does
-  i32 step;  // from a head to the next
+  i32 folds;    // whether any of its heads does
+  i32 step;     // from a head to the next
 };
 
 struct Head {
@@ -85,18 +90,18 @@ struct Plans {
   Head head[PLANS][ITEMS * MAX_HEADS];
 };
 
+// A consumer has certain stages, and no other warp waits for their bytes; keys of an item are behind those of the one before it that had their
+// place before any head of it is brought. So who waits for a phase has seen the one before it.
 struct Barriers {
   u64 full[MAX_STAGES];  // a head's bytes have come
   u64 empty[MAX_STAGES];
-  // Of heads in their order, more than there are consumers, and no fewer than stages: who waits for one of them has seen the one before it
-  // that had its place, and the next one cannot have it yet.
-  u64 ready[MAX_STAGES];  // its records are weighed, too
-  u64 folded[MAX_STAGES];
   u64 keys_full[MAX_KEYS];
+  u64 keys_ready[MAX_KEYS];  // they are weighed, too
   u64 keys_empty[MAX_KEYS];
   u64 planned[PLANS];
   u64 begun[PLANS];
-  u64 wide_empty;  // decoded keys of the last item that folded are not needed any more
+  u64 gathered;  // folders are all at one place
+  u32 taken[MAX_STAGES];  // the last use of a stage, counted from 1, of which a checkpoint may be written
 };
 
 DEVICE Barriers &barriers() {
@@ -139,8 +144,10 @@ struct Count {
 
 DEVICE char *stage_at(const Pipeline &s, i32 stage) { return shared_memory + stage * s.stage_bytes; }
 DEVICE char *keys_at(const Pipeline &s, i32 place) { return shared_memory + s.at_keys + place * s.key_bytes; }
-// Keys of the item that folds, decoded as its folds take them.
+// Keys of the item that folds, decoded.
 DEVICE float *wide_at(const Pipeline &s) { return (float *)(shared_memory + s.at_wide); }
+// Records of the part of a head that a folder is at.
+DEVICE float *unit_at(const Pipeline &s, i32 folder) { return (float *)(shared_memory + s.at_units) + folder * FOLD_RECORDS * FOLD_STRIDE; }
 // Gates of the step's own tokens, of a head of a plan.
 DEVICE float2 *own_gates(const Pipeline &s, i32 plan, i32 head) {
   return (float2 *)(shared_memory + s.at_own_gates) + (plan * ITEMS * MAX_HEADS + head) * s.tokens;
@@ -176,8 +183,7 @@ DEVICE const char *values_at(const Pipeline &s, const Job &j) { return j.stage +
 DEVICE float2 *gates_at(const Pipeline &s, const Job &j) { return (float2 *)(j.stage + s.at_gates); }
 DEVICE float *elapsed_at(const Pipeline &s, const Job &j) { return (float *)(j.stage + s.at_weights); }
 DEVICE float *decays_at(const Pipeline &s, const Job &j) { return elapsed_at(s, j) + s.history + 4; }
-DEVICE u32 *slow_at(const Pipeline &s, const Job &j) { return (u32 *)(decays_at(s, j) + MAX_TOKENS); }
-DEVICE float *own_at(const Pipeline &s, const Job &j) { return decays_at(s, j) + MAX_TOKENS + 4; }
+DEVICE float *own_at(const Pipeline &s, const Job &j) { return decays_at(s, j) + MAX_TOKENS; }
 DEVICE float *weights_at(const Pipeline &s, const Job &j) { return own_at(s, j) + s.columns * MAX_TOKENS; }
 // With the keys: products of records and tokens [column][record].
 DEVICE float *products_at(const Pipeline &s, const Job &j) { return (float *)(j.keys + s.at_products); }
@@ -189,7 +195,7 @@ struct __align__(16) Brought {
 
 // A consumer's own, where steps have more tokens than one: of HIGH what records bring, 16 of them each; then sums, [column][channel].
 DEVICE Brought *brought_at(const Pipeline &s) {
-  return (Brought *)((float *)(shared_memory + s.at_sums) + (warp_of() - SERVICES) * s.tokens_columns * s.sums) + lane_index();
+  return (Brought *)((float *)(shared_memory + s.at_sums) + (warp_of() - SERVICES) * s.sum_columns * s.sums) + lane_index();
 }
 template <bool HIGH>
 DEVICE float *sums_at(const Pipeline &s) {
@@ -238,31 +244,55 @@ DEVICE void plan(const typename Family::Params &params) {
 
 // ---- The producer ----
 
-// Brings a head: its checkpoint if it is only read, records and tokens of its values, what Family adds, and gates.
-template <class Family, i32 FORMAT>
-DEVICE void bring_head(const typename Family::Params &params, const Job &job, u64 *full) {
+// A lane's copy, of no bytes if it has none.
+struct Copy {
+  char *to;
+  const char *from;
+  i32 bytes;
+};
+
+// The first two lanes' parts of rows of a ring: up to its end, and on from its beginning.
+DEVICE Copy copy_of_ring(i32 lane, char *to, const char *ring, i32 ring_rows, i32 first, i32 n, i32 row_bytes) {
+  i32 before = min(n, ring_rows - first), from = lane == 0 ? 0 : before, rows = lane == 0 ? before : n - before;
+  return Copy{to + from * row_bytes, ring + (lane == 0 ? first * row_bytes : 0), rows * row_bytes};
+}
+
+// Copies that a head takes at most: two for its records, its checkpoint, two for a token.
+enum : i32 { HEAD_COPIES = 3, FEW_COPIES = 8 };
+
+// Copy i of a head.
+template <class Family>
+DEVICE Copy copy_of_head(const typename Family::Params &params, const Job &job, i32 i) {
   const Pipeline &s = params.pipeline;
   const Head &head = *job.head;
-  i32 lane = lane_index(), kind = head.kind, n = job.item->records, len = job.item->len, bytes = params.family.state.rows * Family::VALUE_BYTES;
-  if (kind > ODD) {
+  if (i >= HEAD_COPIES) return Family::copy_of_token(params, job, i - HEAD_COPIES);
+  if (i == HEAD_COPIES - 1) return Copy{job.stage, head.checkpoint, s.plane_bytes};
+  return copy_of_ring(i, job.stage + s.at_values, head.value_ring, params.family.ring_rows, job.item->first, job.item->records,
+                      params.family.state.rows * Family::VALUE_BYTES);
+}
+
+// Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates. is_mine: whether copy is of this head.
+template <class Family, i32 FORMAT>
+DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Copy &copy, bool is_mine, u64 *full) {
+  const Pipeline &s = params.pipeline;
+  const Head &head = *job.head;
+  i32 lane = lane_index(), n = job.item->records, len = job.item->len, ring_rows = params.family.ring_rows, first = job.item->first;
+  if (head.kind > ODD) {
     if (lane == 0) ptx_barrier_arrive(full);
   } else {
     if (lane == 0) {
-      ptx_barrier_arrive_expect(full, (u32)(n * bytes + len * Family::token_bytes(params) + (kind == READ ? s.plane_bytes : 0)));
-      if (kind == READ) {
-        ptx_bulk_copy(job.stage, head.checkpoint, (u32)s.plane_bytes, full);
-      } else {
-        ptx_bulk_prefetch(head.checkpoint, (u32)(params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2)));
+      ptx_barrier_arrive_expect(
+          full, (u32)(n * params.family.state.rows * Family::VALUE_BYTES + len * Family::token_bytes(params) + s.plane_bytes));
+      if (head.kind != READ) {
+        // What folders take besides.
+        i32 size = params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
+        if (size > s.plane_bytes) ptx_bulk_prefetch(head.checkpoint + s.plane_bytes, (u32)(size - s.plane_bytes));
         Family::bring_folds(params, job);
       }
     }
-    // Around the ring's end.
-    i32 ring_rows = params.family.ring_rows, first = job.item->first, before = min(n, ring_rows - first);
-    if (lane == 1 && before > 0) ptx_bulk_copy(job.stage + s.at_values, head.value_ring + first * bytes, (u32)(before * bytes), full);
-    if (lane == 2 && n > before) ptx_bulk_copy(job.stage + s.at_values + before * bytes, head.value_ring, (u32)((n - before) * bytes), full);
+    if (is_mine && copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
 #pragma unroll 1
     for (i32 i = lane; i < n; i += WARP) Family::bring_gates(params, job, i, first + i < ring_rows ? first + i : first + i - ring_rows);
-    if (lane < len) Family::bring_token(params, job, lane, full);
   }
   ptx_copies_arrive(full);
 }
@@ -271,20 +301,19 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, u6
 template <class Family>
 DEVICE void bring_keys(const typename Family::Params &params, const Item &item, char *to, u64 *full) {
   const Pipeline &s = params.pipeline;
-  i32 lane = lane_index(), n = item.records, len = item.len;
+  i32 lane = lane_index(), n = item.records, len = item.len, t = lane - 2;
   if (!item.has_work) {
     if (lane == 0) ptx_barrier_arrive(full);
   } else {
     if (lane == 0) ptx_barrier_arrive_expect(full, (u32)((n + 2 * len) * ROW_BYTES));
-    // Around the ring's end.
-    i32 before = min(n, params.family.ring_rows - item.first);
-    if (lane == 0 && before > 0) ptx_bulk_copy(to, item.key_ring + item.first * ROW_BYTES, (u32)(before * ROW_BYTES), full);
-    if (lane == 1 && n > before) ptx_bulk_copy(to + before * ROW_BYTES, item.key_ring, (u32)((n - before) * ROW_BYTES), full);
-    Family::bring_norms(params, item, to);
-    if (lane < len) {
-      ptx_bulk_copy(to + (n + lane) * ROW_BYTES, item.key + lane * Family::key_bytes(params), ROW_BYTES, full);
-      ptx_bulk_copy(to + s.at_queries + lane * ROW_BYTES, item.query + lane * Family::query_bytes(params), ROW_BYTES, full);
+    Copy copy = copy_of_ring(lane, to, item.key_ring, params.family.ring_rows, item.first, n, ROW_BYTES);
+    if (t >= 0) copy = Copy{to + (n + t) * ROW_BYTES, item.key + t * Family::key_bytes(params), t < len ? (i32)ROW_BYTES : 0};
+    if (t >= len) {
+      t -= len;
+      copy = Copy{to + s.at_queries + t * ROW_BYTES, item.query + t * Family::query_bytes(params), t < len ? (i32)ROW_BYTES : 0};
     }
+    if (copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
+    Family::bring_norms(params, item, to);
   }
   ptx_copies_arrive(full);
 }
@@ -292,9 +321,11 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
 template <class Family, i32 FORMAT>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
-  i32 n = items_of_block(s);
+  i32 n = items_of_block(s), lane = lane_index();
   Turn plan, stage, keys;
   Count count;
+  // Lanes prepare copies of several heads at a time, where these have few.
+  i32 each = HEAD_COPIES + 2 * s.tokens <= FEW_COPIES ? (i32)FEW_COPIES : (i32)WARP, heads = WARP / each;
 #pragma unroll 1
   for (i32 i = 0; i < n; i++) {
     if (count.item == 0) {
@@ -303,10 +334,16 @@ DEVICE void produce(const typename Family::Params &params) {
     }
     ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
     bring_keys<Family>(params, plans().item[count.plan][count.item], keys_at(s, keys.place), &barriers().keys_full[keys.place]);
+    Copy copy = {};
 #pragma unroll 1
     for (i32 h = 0; h < s.heads_per_item; h++) {
+      if (h % heads == 0) {
+        i32 of = min(h + lane / each, s.heads_per_item - 1), of_stage = stage.place + of - h;
+        copy = copy_of_head<Family>(params, job_of(s, count, of, of_stage < s.stages ? of_stage : of_stage % s.stages, keys.place), lane % each);
+      }
       ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
-      bring_head<Family, FORMAT>(params, job_of(s, count, h, stage.place, keys.place), &barriers().full[stage.place]);
+      bring_head<Family, FORMAT>(params, job_of(s, count, h, stage.place, keys.place), copy, lane / each == h % heads,
+                                 &barriers().full[stage.place]);
       stage.next(s.stages);
     }
     keys.next(s.keys);
@@ -361,12 +398,11 @@ DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, fl
   }
 }
 
-// What a head's records weigh, and the factors of their decays where they are folded; what the step's tokens bring to each of n_columns
-// columns. Gates are {dt, g}, or {beta, g}; Family::IS_SCALED: dt is part of the weight.
+// What a head's records weigh, and what the step's tokens bring to each of n_columns columns. Gates are {dt, g}, or {beta, g}; Family::IS_SCALED: dt is part of the weight.
 template <class Family, bool IS_SINGLE>
 DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
-  i32 n = job.item->records, len = job.item->len, kind = job.head->kind, lane = lane_index();
-  float2 *gates = gates_at(s, job);
+  i32 n = job.item->records, len = job.item->len, lane = lane_index();
+  const float2 *gates = gates_at(s, job);
   float *elapsed = elapsed_at(s, job), *weights = weights_at(s, job), newer = 0.0f;
   const float *products = products_at(s, job);
   i32 all = n + (IS_SINGLE ? len : 0);
@@ -388,12 +424,6 @@ DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
       } else {
         weights[i] = weight;
       }
-    }
-    if (kind != READ) {
-      Decay d = decay_of(gate.y);
-      if (is_record) gates[i].y = d.factor;
-      u32 slow = __ballot_sync(0xFFFFFFFFu, d.slow);
-      if (lane == 0) slow_at(s, job)[first / WARP] = slow;
     }
     newer = __shfl_sync(0xFFFFFFFFu, with, 0);
   }
@@ -422,33 +452,18 @@ template <class Family, bool IS_SINGLE>
 DEVICE void weigh(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   i32 n = items_of_block(s);
-  Turn stage, keys, order;
+  Turn keys;
   Count count;
-  u32 wide = 0;
 #pragma unroll 1
   for (i32 i = 0; i < n; i++) {
     ptx_barrier_wait(&barriers().keys_full[keys.place], keys.phase);
-    // Keys of this plan's first item have come, and of no more items than a plan has is there space for them: nobody needs the plan before
-    // the last one.
+    // Keys of this plan's first item have come, and of no more items than a plan has is there space for them: of consumers none needs the plan
+    // before the last one.
     if (count.item == 0 && i > 0 && lane_index() == 0) ptx_barrier_arrive(&barriers().begun[count.plan == PLANS - 1 ? 0 : count.plan + 1]);
-    Job first = job_of(s, count, 0, stage.place, keys.place);
-    if (first.item->has_work) Family::template weigh_item<IS_SINGLE>(params, first);
-    if (Family::IS_WIDE && first.item->folds) {
-      ptx_barrier_wait(&barriers().wide_empty, wide ^ 1);
-      wide ^= 1;
-      Family::widen(params, first);
-    }
+    Job job = job_of(s, count, 0, 0, keys.place);
+    if (job.item->has_work) Family::template weigh_item<IS_SINGLE>(params, job);
     __syncwarp();
-#pragma unroll 1
-    for (i32 h = 0; h < s.heads_per_item; h++) {
-      Job job = job_of(s, count, h, stage.place, keys.place);
-      ptx_barrier_wait(&barriers().full[stage.place], stage.phase);
-      if (job.head->kind <= ODD) Family::template weigh_head<IS_SINGLE>(params, job);
-      __syncwarp();
-      if (lane_index() == 0) ptx_barrier_arrive(&barriers().ready[order.place]);
-      stage.next(s.stages);
-      order.next(MAX_STAGES);
-    }
+    if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_ready[keys.place]);
     keys.next(s.keys);
     count.next();
   }
@@ -619,57 +634,116 @@ DEVICE void add_records_full(const Pipeline &s, const Job &job, i32 row, i32 fro
   }
 }
 
-// A part of a tile, which is folded by itself: NC blocks of columns from column on, H halves of eight rows from half on.
-struct Part {
-  i32 column;
-  i32 half;
+// Where a tile's checkpoint stands among the records of an item, and how many it takes in.
+struct Folds {
+  i32 from;
+  i32 n;
 };
 
-// Leaves a part of a tile in the stage as a readout finds it there.
-template <i32 FORMAT, bool HIGH, i32 NC, i32 H>
-DEVICE void keep_part(const Tile<NC, H> &t, const State &s, const Job &job, i32 tile, const Part &part, Lane lane) {
-#pragma unroll
-  for (i32 h = 0; h < H; h++) {
-    i32 row = tile * TILE + 8 * (part.half + h) + lane.group;
-    if (row >= s.rows) continue;
-#pragma unroll
-    for (i32 j = 0; j < NC; j++) {
-      i32 element = row * COLUMNS + part.column + BLOCK * j + 8 * lane.quad;
-      const float(&v)[8] = t.v[h][j];
-      if (FORMAT == FORMAT_F32) {
-        float *to = (float *)job.stage + element;
-        ((float4 *)to)[0] = make_float4(v[0], v[1], v[2], v[3]);
-        ((float4 *)to)[1] = make_float4(v[4], v[5], v[6], v[7]);
-      } else {
-        u32 first[4], second[4];
-#pragma unroll
-        for (i32 i = 0; i < 4; i++) {
-          float a = canonical(v[2 * i]), b = canonical(v[2 * i + 1]);
-          u32 ha = high_plane(a), hb = high_plane(b);
-          first[i] = (ha & 0xFFFFu) | hb << 16;
-          second[i] = low_plane(a, ha) | low_plane(b, hb) << 16;
-        }
-        *(uint4 *)(job.stage + element * 2) = make_uint4(first[0], first[1], first[2], first[3]);
-        if (!HIGH) *(uint4 *)(job.stage + (element + s.rows * COLUMNS) * 2) = make_uint4(second[0], second[1], second[2], second[3]);
-      }
+template <class Family>
+DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job, i32 tile) {
+  if (job.head->kind != ODD) return Folds{job.head->from, job.head->folds};
+  const State &state = params.family.state;
+  i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + tile];
+  return Folds{(i32)(tag - job.item->position + job.item->records),
+               (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
+}
+
+template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
+DEVICE void consume(const typename Family::Params &params) {
+  const Pipeline &s = params.pipeline;
+  Lane lane = lane_of(threadIdx.x);
+  i32 n = items_of_block(s), me = warp_of() - SERVICES;
+  Turn stage, keys;
+  stage.place = me;
+  u32 use = 1;  // of the stage
+  // Number of an item, and heads from its first one on.
+  i32 item = 0, h = me;
+#pragma unroll 1
+  for (;;) {
+#pragma unroll 1
+    while (h >= s.heads_per_item) {
+      h -= s.heads_per_item;
+      item++;
+      keys.next(s.keys);
+    }
+    if (item >= n) break;
+    ptx_barrier_wait(&barriers().full[stage.place], stage.phase);
+    Count count = {item % ITEMS, item / ITEMS % PLANS};
+    Job job = job_of(s, count, h, stage.place, keys.place);
+    i32 kind = job.head->kind;
+    u64 *empty = &barriers().empty[stage.place];
+    // Without work, too: the weigher is to see every phase.
+    ptx_barrier_wait(&barriers().keys_ready[keys.place], keys.phase);
+    if (kind <= ODD) {
+      bool is_odd = kind == ODD;
+      if (kind == FOLD && lane_index() == 0) ptx_counter_set(&barriers().taken[stage.place], use);
+      Family::template weigh_head<IS_SINGLE>(params, job);
+      __syncwarp();
+      i32 tiles = params.family.state.tiles, step = is_odd ? 1 : tiles;
+#pragma unroll 1
+      for (i32 tile = 0; tile < tiles; tile += step)
+        Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, tile + step,
+                                                            tile + step < tiles ? nullptr : empty, lane);
+      Family::record_rest(params, job, HIGH);
+      __syncwarp();
+      // Its tags are not needed any more.
+      if (is_odd && lane_index() == 0) ptx_counter_set(&barriers().taken[stage.place], use);
+    } else {
+      if (kind == ZERO) Family::zero(params, job);
+      if (lane_index() == 0) ptx_barrier_arrive(empty);
+    }
+    if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_empty[keys.place]);
+    // Every stage from its own number on, as many further as there are consumers.
+    if (stage.place + s.consumers < s.stages) {
+      stage.place += s.consumers;
+      h += s.consumers;
+    } else {
+      h += s.stages - stage.place + me;
+      stage.place = me;
+      stage.phase ^= 1;
+      use++;
     }
   }
 }
 
-// S = fma(a, row, S) for the lane's rows, with a row of bfloat16 values.
-template <i32 NC, i32 H>
-DEVICE void rank_one(Tile<NC, H> &t, const char *row, const float (&a)[H], Lane lane) {
-#pragma unroll
-  for (i32 j = 0; j < NC; j++) {
-    uint4 four = *(const uint4 *)(row + 2 * (BLOCK * j + 8 * lane.quad));
+// ---- Folders ----
+
+// How folders lay out a tile: lanes next to each other have rows next to each other, and read the same keys.
+DEVICE Lane fold_lane() { return Lane{lane_index() % 8, lane_index() / 8}; }
+
+// Adds classes as sum_classes does, over lanes as fold_lane has them.
+DEVICE float sum_fold_classes(const float (&c)[8]) {
+  float b0 = __fadd_rn(c[0], c[4]), b1 = __fadd_rn(c[1], c[5]);
+  float b2 = __fadd_rn(c[2], c[6]), b3 = __fadd_rn(c[3], c[7]);
+  float s = __fadd_rn(__fadd_rn(b0, b2), __fadd_rn(b1, b3));
+  s = __fadd_rn(s, __shfl_xor_sync(0xFFFFFFFFu, s, 8));
+  return __fadd_rn(s, __shfl_xor_sync(0xFFFFFFFFu, s, 16));
+}
+
+// All folders have come here, and see what the others have written.
+DEVICE void gather(u32 &phase) {
+  __syncwarp();
+  if (lane_index() == 0) ptx_barrier_arrive(&barriers().gathered);
+  ptx_barrier_wait(&barriers().gathered, phase);
+  phase ^= 1;
+}
+
+// Keys of an item's records, decoded, by all folders together: eight elements a lane.
+template <class Family>
+DEVICE void widen(const typename Family::Params &params, const Item &item, i32 me) {
+  const Pipeline &s = params.pipeline;
+#pragma unroll 4
+  for (i32 i = me * WARP + lane_index(); i < item.records * (COLUMNS / 8); i += s.folders * WARP) {
+    i32 record = i / (COLUMNS / 8), column = i % (COLUMNS / 8) * 8, row = item.first + record;
+    if (row >= params.family.ring_rows) row -= params.family.ring_rows;
+    uint4 four = *(const uint4 *)(item.key_ring + row * ROW_BYTES + column * 2);
     u32 pairs[4] = {four.x, four.y, four.z, four.w};
+    float k[8];
 #pragma unroll
-    for (i32 h = 0; h < H; h++)
-#pragma unroll
-      for (i32 i = 0; i < 4; i++) {
-        t.v[h][j][2 * i] = fma(a[h], pair_low(pairs[i]), t.v[h][j][2 * i]);
-        t.v[h][j][2 * i + 1] = fma(a[h], pair_high(pairs[i]), t.v[h][j][2 * i + 1]);
-      }
+    for (i32 e = 0; e < 8; e++) k[e] = e % 2 == 0 ? pair_low(pairs[e / 2]) : pair_high(pairs[e / 2]);
+    Family::scale_keys(item, row, k);
+    put8(wide_at(s) + record * COLUMNS + column, k);
   }
 }
 
@@ -691,173 +765,183 @@ DEVICE void decay_whole(Tile<NC, H> &t, float factor, bool slow) {
   }
 }
 
-// Where a tile's checkpoint stands among the records of an item, and how many it takes in.
-struct Folds {
-  i32 from;
-  i32 n;
-};
-
-template <class Family>
-DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job, i32 tile) {
-  if (job.head->kind != ODD) return Folds{job.head->from, job.head->folds};
-  const State &state = params.family.state;
-  i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + tile];
-  return Folds{(i32)(tag - job.item->position + job.item->records),
-               (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
-}
-
-// Loads a part of a tile whose checkpoint begins at head, all of it under way together. Rows behind the last are the last once more.
-template <i32 FORMAT, i32 NC, i32 H>
-DEVICE void load_part(Tile<NC, H> &t, const State &s, const Checkpoint &c, i32 half, Lane lane) {
-  constexpr i32 SIZE = FORMAT == FORMAT_F32 ? 4 : 2, UNITS = FORMAT == FORMAT_F16 || FORMAT == FORMAT_BF16 ? 1 : 2;
-  uint4 raw[H][NC][UNITS];
+// Loads a part of a tile, all of it under way together. Rows behind the last are the last once more.
+template <i32 FORMAT, i32 H>
+DEVICE void load_part(Tile<BLOCKS, H> &t, const State &s, const Checkpoint &c, i32 half, Lane lane) {
+  constexpr i32 SIZE = FORMAT == FORMAT_F32 ? 4 : 2;
+  uint4 high[H][BLOCKS], low[H][BLOCKS];
 #pragma unroll
   for (i32 h = 0; h < H; h++) {
     i32 row = min((half + h) * 8 + lane.group, c.rows - 1);
     const char *at = c.head + ((c.first + row) * COLUMNS + 8 * lane.quad) * SIZE;
 #pragma unroll
-    for (i32 j = 0; j < NC; j++) {
-      raw[h][j][0] = *(const uint4 *)(at + j * BLOCK * SIZE);
-      if (UNITS > 1) raw[h][j][UNITS - 1] = *(const uint4 *)(at + j * BLOCK * SIZE + (FORMAT == FORMAT_F32 ? 16 : s.rows * ROW_BYTES));
-    }
-  }
-#pragma unroll
-  for (i32 h = 0; h < H; h++)
-#pragma unroll
-    for (i32 j = 0; j < NC; j++) {
-      const uint4 &a = raw[h][j][0], &b = raw[h][j][UNITS - 1];
-      u32 first[4] = {a.x, a.y, a.z, a.w}, second[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-      for (i32 i = 0; i < 4; i++) {
-        if (FORMAT == FORMAT_F32) {
-          t.v[h][j][i] = from_bits(first[i]);
-          t.v[h][j][4 + i] = from_bits(second[i]);
-        } else if (FORMAT == FORMAT_SPLIT32) {
-          t.v[h][j][2 * i] = join(first[i] & 0xFFFFu, second[i]);
-          t.v[h][j][2 * i + 1] = join(first[i] >> 16, second[i] >> 16);
-        } else {
-          t.v[h][j][2 * i] = pair_low(first[i]);
-          t.v[h][j][2 * i + 1] = pair_high(first[i]);
-        }
+    for (i32 j = 0; j < BLOCKS; j++) {
+      if (FORMAT == FORMAT_F32) {
+        load8_32(at + j * BLOCK * SIZE, t.v[h][j]);
+      } else {
+        high[h][j] = *(const uint4 *)(at + j * BLOCK * SIZE);
+        if (FORMAT == FORMAT_SPLIT32) low[h][j] = *(const uint4 *)(at + j * BLOCK * SIZE + s.rows * ROW_BYTES);
       }
     }
+  }
+  if constexpr (FORMAT != FORMAT_F32) {
+#pragma unroll
+    for (i32 h = 0; h < H; h++)
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++) {
+        const uint4 &a = high[h][j], &b = low[h][j];
+        u32 first[4] = {a.x, a.y, a.z, a.w}, second[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (i32 i = 0; i < 4; i++) {
+          t.v[h][j][2 * i] = FORMAT == FORMAT_SPLIT32 ? join(first[i] & 0xFFFFu, second[i]) : pair_low(first[i]);
+          t.v[h][j][2 * i + 1] = FORMAT == FORMAT_SPLIT32 ? join(first[i] >> 16, second[i] >> 16) : pair_high(first[i]);
+        }
+      }
+  }
 }
 
-// A part of a tile's checkpoint. Its slot is read each time: registers are for the state.
+// Brings records [first, end), FOLD_RECORDS at most, of the rows of a part of a tile to a folder's own memory: of each the rows' values, scaled if
+// Family says so, its scale, and the factor of its decay. Bits of those whose factor is to be added.
+template <class Family>
+DEVICE u32 bring_unit(const typename Family::Params &params, const Job &job, i32 first, i32 end, i32 channel, i32 rows, float *to) {
+  constexpr i32 H = Family::FOLD_HALVES;
+  i32 ring_rows = params.family.ring_rows, lane = lane_index(), row = job.item->first + min(first + lane, end - 1);
+  if (row >= ring_rows) row -= ring_rows;
+  float2 gate = Family::gate_of_record(*job.head, row);
+  uint4 values[H];
+#pragma unroll
+  for (i32 pass = 0; pass < H; pass++) {
+    i32 record = first + lane / H + pass * (WARP / H), at = job.item->first + record, of = lane % H * 8;
+    if (at >= ring_rows) at -= ring_rows;
+    values[pass] = make_uint4(0, 0, 0, 0);
+    if (record < end && of < rows) values[pass] = *(const uint4 *)(Family::values_of_record(params, *job.head, at) + (channel + of) * 2);
+  }
+  Decay d = decay_of(gate.y);
+  *(float2 *)(to + lane * FOLD_STRIDE + 2 * 8) = make_float2(gate.x, d.factor);
+#pragma unroll
+  for (i32 pass = 0; pass < H; pass++) {
+    i32 record = lane / H + pass * (WARP / H);
+    float scale = __shfl_sync(0xFFFFFFFFu, gate.x, record), *at = to + record * FOLD_STRIDE + lane % H;
+    u32 pairs[4] = {values[pass].x, values[pass].y, values[pass].z, values[pass].w};
+#pragma unroll
+    for (i32 e = 0; e < 8; e++) {
+      float v = e % 2 == 0 ? pair_low(pairs[e / 2]) : pair_high(pairs[e / 2]);
+      at[H * e] = Family::IS_SCALED ? __fmul_rn(v, scale) : v;
+    }
+  }
+  u32 slow = __ballot_sync(0xFFFFFFFFu, d.slow && first + lane < end);
+  __syncwarp();
+  return slow;
+}
+
+// Takes n records in front of which a part of a tile stands.
+template <class Family, i32 H>
+DEVICE void take_in(Tile<BLOCKS, H> &t, const float *records, const float *keys, i32 n, u32 slow, Lane lane) {
+#pragma unroll 1
+  for (i32 i = 0; i < n; i++) {
+    const float *record = records + i * FOLD_STRIDE;
+    float2 gate = *(const float2 *)(record + 2 * 8);
+    float values[H];
+#pragma unroll
+    for (i32 h = 0; h < H; h++) values[h] = record[H * lane.group + h];
+    decay_whole(t, gate.y, slow >> i & 1);
+    Family::take_in(t, keys + i * COLUMNS, gate.x, values, lane);
+  }
+}
+
+// A tile that a folder has: of head h of the block's item number item. Its own registers are few: what a tile needs is worked out from these
+// numbers before its records are taken in, and once more afterwards.
+struct Unit {
+  i32 item;
+  i32 h;
+  i32 tile;
+};
+
+DEVICE Job job_of_unit(const Pipeline &s, const Unit &unit) {
+  Count count = {unit.item % ITEMS, unit.item / ITEMS % PLANS};
+  return job_of(s, count, unit.h, 0, 0);
+}
+
+// A part of the tile.
 template <class Family, i32 FORMAT>
-DEVICE Checkpoint part_of(const typename Family::Params &params, const Job &job, i32 tile, const Part &part) {
-  i64 slot = *(const volatile i64 *)&job.item->slot;
-  Checkpoint at = checkpoint_of(params.family.state, params.family.place.layer, slot, job.number, tile, job.item->seed);
-  at.head += part.column * (FORMAT == FORMAT_F32 ? 4 : 2);
-  at.element += part.column;
-  return at;
-}
-
-// This consumer's parts of a head that folds: records are taken in, and the checkpoint is left in the stage.
-template <class Family, i32 FORMAT, bool HIGH>
-DEVICE void fold_head(const typename Family::Params &params, const Job &job, i32 me, Lane lane) {
+DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half, i32 me) {
+  constexpr i32 H = Family::FOLD_HALVES;
   State state = params.family.state;
   // What the host has looked at.
   state.is_vector = 1;
   state.columns = COLUMNS;
-  constexpr i32 NC = Family::FOLD_BLOCKS, H = Family::FOLD_HALVES, PARTS = BLOCKS / NC * (2 / H);
-#pragma unroll 1
-  for (i32 unit = me; unit < state.tiles * PARTS; unit += params.pipeline.consumers) {
-    i32 tile = unit / PARTS, i = unit % PARTS;
-    Folds f = folds_of_tile<Family>(params, job, tile);
-    Part part = {i % (BLOCKS / NC) * NC * BLOCK, i / (BLOCKS / NC) * H};
-    Tile<NC, H> t;
-    load_part<FORMAT>(t, state, part_of<Family, FORMAT>(params, job, tile, part), part.half, lane);
-    i32 end = f.from + f.n;
-    typename Family::Ahead ahead = Family::look_ahead(params, job, f.n > 0 ? f.from : -1, tile, part, lane);
-#pragma unroll 1
-    for (i32 k = f.from; k < end; k++) {
-      typename Family::Ahead mine = ahead;
-      ahead = Family::look_ahead(params, job, k + 1 < end ? k + 1 : -1, tile, part, lane);
-      Family::take_in(t, params, job, k, tile, part, mine, lane);
-    }
-    if (f.n > 0) {
-      i64 position = job.item->position - job.item->records + end;
-      store_tile<FORMAT>(t, state, part_of<Family, FORMAT>(params, job, tile, part), lane, part.half, position);
-    }
-    keep_part<FORMAT, HIGH>(t, state, job, tile, part, lane);
+  Tile<BLOCKS, H> t;
+  Folds f;
+  {
+    Job job = job_of_unit(params.pipeline, unit);
+    load_part<FORMAT>(t, state, checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, unit.tile, 0), half, fold_lane());
+    f = folds_of_tile<Family>(params, job, unit.tile);
   }
-  // The stage's next bytes come by another way.
-  ptx_fence_copies();
-}
-
-// Sets the tags of a head whose parts are all folded.
-template <class Family>
-DEVICE void set_tags(const typename Family::Params &params, const Job &job) {
-  const State &state = params.family.state;
-  i32 tile = lane_index();
-  if (tile >= state.tiles) return;
-  Folds f = folds_of_tile<Family>(params, job, tile);
-  i64 *tags = (i64 *)own_part(state.tags, job.item->slot) + (i64)job.number * state.tiles;
-  if (f.n > 0) tags[tile] = job.item->position - job.item->records + f.from + f.n;
-}
-
-template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
-DEVICE void consume(const typename Family::Params &params) {
-  const Pipeline &s = params.pipeline;
-  Lane lane = lane_of(threadIdx.x);
-  i32 n = items_of_block(s), me = warp_of() - SERVICES, turn = 0;
-  Turn stage, keys, order;
-  Count count;
+  i32 end = f.from + f.n;
 #pragma unroll 1
-  for (i32 i = 0; i < n; i++) {
-    ptx_barrier_wait(&barriers().keys_full[keys.place], keys.phase);
-#pragma unroll 1
-    for (i32 h = 0; h < s.heads_per_item; h++) {
-      i32 kind = plans().head[count.plan][count.item * MAX_HEADS + h].kind;
-      bool folds = kind == FOLD || kind == ODD, mine = turn == me;
-      if (folds || mine) {
-        Job job = job_of(s, count, h, stage.place, keys.place);
-        ptx_barrier_wait(&barriers().ready[order.place], order.phase);
-        if (folds) {
-          fold_head<Family, FORMAT, HIGH>(params, job, me, lane);
-          __syncwarp();
-          if (lane_index() == 0) ptx_barrier_arrive(&barriers().folded[order.place]);
-        }
-        if (mine) {
-          // Once for every head.
-          if (!folds && lane_index() == 0) ptx_barrier_arrive_many(&barriers().folded[order.place], (u32)s.consumers);
-          if (folds) ptx_barrier_wait(&barriers().folded[order.place], order.phase);
-          u64 *empty = &barriers().empty[stage.place];
-          if (kind == READ || kind == FOLD) {
-            i32 from = job.head->from + (kind == FOLD ? job.head->folds : 0);
-            Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, from, 0, params.family.state.tiles, empty, lane);
-          } else if (kind == ODD) {
-            i32 tiles = params.family.state.tiles;
-#pragma unroll 1
-            for (i32 tile = 0; tile < tiles; tile++) {
-              Folds f = folds_of_tile<Family>(params, job, tile);
-              Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, f.from + f.n, tile, tile + 1, tile + 1 < tiles ? nullptr : empty,
-                                                                  lane);
-            }
-          } else {
-            if (kind == ZERO) Family::zero(params, job);
-            if (lane_index() == 0) ptx_barrier_arrive(empty);
-          }
-          if (kind <= ODD) Family::record_rest(params, job, HIGH);
-          if (folds) {
-            __syncwarp();
-            set_tags<Family>(params, job);
-          }
-        }
-      }
-      turn = turn == s.consumers - 1 ? 0 : turn + 1;
-      stage.next(s.stages);
-      order.next(MAX_STAGES);
-    }
-    bool has_folds = plans().item[count.plan][count.item].folds;
+  for (i32 first = f.from; first < end; first += FOLD_RECORDS) {
+    unit = Unit{ptx_hide(unit.item), ptx_hide(unit.h), ptx_hide(unit.tile)};
+    Job job = job_of_unit(params.pipeline, unit);
+    float *records = unit_at(params.pipeline, me);
+    i32 n = min(end - first, (i32)FOLD_RECORDS), channel = unit.tile * TILE + half * 8;
+    u32 slow = bring_unit<Family>(params, job, first, first + n, channel, state.rows - channel, records);
+    take_in<Family>(t, records, wide_at(params.pipeline) + first * COLUMNS, n, slow, fold_lane());
     __syncwarp();
-    if (lane_index() == 0) {
-      if (Family::IS_WIDE && has_folds) ptx_barrier_arrive(&barriers().wide_empty);
-      ptx_barrier_arrive(&barriers().keys_empty[keys.place]);
+  }
+  unit = Unit{ptx_hide(unit.item), ptx_hide(unit.h), ptx_hide(unit.tile)};
+  const Pipeline &s = params.pipeline;
+  i32 head = unit.item * s.heads_per_item + unit.h;
+  ptx_counter_wait(&barriers().taken[head % s.stages], (u32)(head / s.stages) + 1);
+  Job job = job_of_unit(s, unit);
+  Checkpoint c = checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, unit.tile, job.item->seed);
+  store_tile<FORMAT>(t, state, c, fold_lane(), half, job.item->position - job.item->records + end);
+}
+
+template <class Family, i32 FORMAT>
+DEVICE void fold_tile(const typename Family::Params &params, const Unit &unit, i32 me) {
+  const State &state = params.family.state;
+  Job job = job_of_unit(params.pipeline, unit);
+  Folds f = folds_of_tile<Family>(params, job, unit.tile);
+  if (f.n <= 0) return;
+#pragma unroll 1
+  for (i32 half = 0; half < 2 && unit.tile * TILE + half * 8 < state.rows; half += Family::FOLD_HALVES)
+    fold_part<Family, FORMAT>(params, unit, half, me);
+  Job again = job_of_unit(params.pipeline, Unit{ptx_hide(unit.item), unit.h, unit.tile});
+  f = folds_of_tile<Family>(params, again, unit.tile);
+  i64 *tags = (i64 *)own_part(state.tags, again.item->slot) + (i64)again.number * state.tiles;
+  __syncwarp();
+  if (lane_index() == 0) tags[unit.tile] = again.item->position - again.item->records + f.from + f.n;
+}
+
+template <class Family, i32 FORMAT>
+DEVICE void fold(const typename Family::Params &params) {
+  const Pipeline &s = params.pipeline;
+  i32 me = warp_of() - SERVICES - s.consumers;
+  u32 phase = 0;
+  // There is no plan before the first ones.
+  if (lane_index() == 0) ptx_barrier_arrive(&barriers().begun[PLANS - 1]);
+#pragma unroll 1
+  for (i32 i = 0; i < items_of_block(s); i++) {
+    i32 plan = i / ITEMS % PLANS;
+    if (i % ITEMS == 0) ptx_barrier_wait(&barriers().planned[plan], i / ITEMS / PLANS & 1);
+    const Item &item = plans().item[plan][i % ITEMS];
+    if (item.folds) {
+      gather(phase);
+      widen<Family>(params, item, me);
+      gather(phase);
+      // Tiles of its heads in turn.
+      Unit unit = {i, 0, me};
+#pragma unroll 1
+      for (; unit.h < s.heads_per_item; unit.h++) {
+        i32 kind = plans().head[i / ITEMS % PLANS][i % ITEMS * MAX_HEADS + unit.h].kind;
+        if (kind != FOLD && kind != ODD) continue;
+#pragma unroll 1
+        for (; unit.tile < params.family.state.tiles; unit.tile += s.folders) fold_tile<Family, FORMAT>(params, unit, me);
+        unit.tile -= params.family.state.tiles;
+      }
     }
-    keys.next(s.keys);
-    count.next();
+    __syncwarp();
+    if (i % ITEMS == ITEMS - 1 && lane_index() == 0) ptx_barrier_arrive(&barriers().begun[i / ITEMS % PLANS]);
   }
 }
 
@@ -884,19 +968,19 @@ DEVICE void run(const typename Family::Params &params) {
     Barriers &b = barriers();
     for (i32 i = 0; i < MAX_STAGES; i++) {
       ptx_barrier_init(&b.full[i], 1 + WARP);
-      ptx_barrier_init(&b.ready[i], 1);
-      ptx_barrier_init(&b.folded[i], (u32)s.consumers);
       ptx_barrier_init(&b.empty[i], 1);
+      b.taken[i] = 0;
     }
     for (i32 i = 0; i < MAX_KEYS; i++) {
       ptx_barrier_init(&b.keys_full[i], 1 + WARP);
-      ptx_barrier_init(&b.keys_empty[i], (u32)s.consumers);
+      ptx_barrier_init(&b.keys_ready[i], 1);
+      ptx_barrier_init(&b.keys_empty[i], (u32)s.heads_per_item);
     }
     for (i32 i = 0; i < PLANS; i++) {
       ptx_barrier_init(&b.planned[i], 1);
-      ptx_barrier_init(&b.begun[i], 1);
+      ptx_barrier_init(&b.begun[i], 1 + (u32)s.folders);
     }
-    ptx_barrier_init(&b.wide_empty, (u32)s.consumers);
+    ptx_barrier_init(&b.gathered, (u32)s.folders);
     ptx_barrier_init_fence();
   }
   if (warp_of() == PRODUCER) prefetch<Family>(params);
@@ -908,8 +992,10 @@ DEVICE void run(const typename Family::Params &params) {
     produce<Family, FORMAT>(params);
   } else if (warp_of() == WEIGHER) {
     weigh<Family, IS_SINGLE>(params);
-  } else {
+  } else if (warp_of() < SERVICES + s.consumers) {
     consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
+  } else {
+    fold<Family, FORMAT>(params);
   }
 }
 

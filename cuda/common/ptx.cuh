@@ -23,6 +23,12 @@ DEVICE void ptx_trigger_dependents() {
 // Brings a line of global memory to L2.
 DEVICE void ptx_prefetch(const char *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
+// A number of which the compiler does not know that it has seen it: what is made of it is made again, instead of being kept.
+DEVICE i32 ptx_hide(i32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 DEVICE u16 ptx_to_f16(float x) {
   u16 h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
@@ -59,10 +65,6 @@ DEVICE void ptx_barrier_arrive(u64 *barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-DEVICE void ptx_barrier_arrive_many(u64 *barrier, u32 count) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-
 // Arrives, and announces bytes that copies will bring.
 DEVICE void ptx_barrier_arrive_expect(u64 *barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
@@ -84,6 +86,18 @@ DEVICE void ptx_barrier_wait(u64 *barrier, u32 parity) {
   } while (!done);
 }
 
+// A counter in shared memory: set by one thread after what it has seen, and waited for before what depends on that.
+DEVICE void ptx_counter_set(u32 *counter, u32 to) {
+  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(counter)), "r"(to) : "memory");
+}
+
+DEVICE void ptx_counter_wait(const u32 *counter, u32 at_least) {
+  u32 is;
+  do {
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(is) : "r"(shared_address(counter)) : "memory");
+  } while (is < at_least);
+}
+
 // Copies bytes, a multiple of 16 between addresses aligned to 16, to shared memory; they arrive at a barrier.
 DEVICE void ptx_bulk_copy(void *to, const void *from, u32 bytes, u64 *barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
@@ -95,9 +109,6 @@ DEVICE void ptx_bulk_copy(void *to, const void *from, u32 bytes, u64 *barrier) {
 DEVICE void ptx_bulk_prefetch(const void *from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-
-// What this thread has written to shared memory comes before bulk copies to the same place that are begun after it.
-DEVICE void ptx_fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Copies four (eight) aligned bytes to shared memory.
 DEVICE void ptx_copy4(void *to, const void *from) {

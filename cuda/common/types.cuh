@@ -231,8 +231,9 @@ struct Pipeline {
   // Heads, and items' keys, that there is space for at a time.
   i32 stages;
   i32 keys;
-  // Warps that compute.
+  // Warps that compute outputs, and warps that fold.
   i32 consumers;
+  i32 folders;
   // Tokens of a row at most; records and tokens, a multiple of 16.
   i32 tokens;
   i32 history;
@@ -256,10 +257,11 @@ struct Pipeline {
   i32 at_own_gates;
   // Sums of a consumer: columns of them, and floats of one.
   i32 at_sums;
-  i32 tokens_columns;
+  i32 sum_columns;
   i32 sums;
-  // Keys of the item that folds, decoded; where a family has them.
+  // Keys of the item that folds, decoded; records of a folder's part of a head.
   i32 at_wide;
+  i32 at_units;
 };
 
 struct Mamba2DecodeParams {

@@ -15,12 +15,7 @@ template <i32 FORMAT_, bool HIGH_>
 struct Delta {
   typedef DeltaDecodeParams Params;
   // u is as precise as the readout.
-  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, FOLD_BLOCKS = 4, FOLD_HALVES = 1, IS_SCALED = 0, IS_WIDE = 1, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
-
-  // v of the record that is taken in next, on its way.
-  struct Ahead {
-    u16 v[FOLD_HALVES];
-  };
+  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, FOLD_HALVES = 1, IS_SCALED = 0, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
 
   static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * 2; }
   static DEVICE i64 key_bytes(const Params &p) { return p.family.k.token * 2; }
@@ -172,8 +167,9 @@ struct Delta {
 
   static DEVICE const u16 *own_v(const Pipeline &s, const Job &job, i32 t) { return (const u16 *)(job.stage + s.at_z + t * s.value_stride); }
 
-  static DEVICE void bring_token(const Params &p, const Job &job, i32 t, u64 *full) {
-    ptx_bulk_copy((char *)own_v(p.pipeline, job, t), job.head->value + t * p.family.v.token * 2, (u32)token_bytes(p), full);
+  // v of token i of the step.
+  static DEVICE Copy copy_of_token(const Params &p, const Job &job, i32 i) {
+    return Copy{(char *)own_v(p.pipeline, job, i), job.head->value + i * p.family.v.token * 2, i < job.item->len ? token_bytes(p) : 0};
   }
 
   // The lane's own eight values of the column of a pass that it has; of some token where there is no such column.
@@ -244,64 +240,35 @@ struct Delta {
     weigh_records<Delta, IS_SINGLE>(p.pipeline, job, passes_of(job.item->len) * MAX_COLUMNS);
   }
 
-  static DEVICE Ahead look_ahead(const Params &params, const Job &job, i32 i, i32 tile, const Part &part, Lane lane) {
-    Ahead ahead = {};
-    if (i < 0) return ahead;
-    const DeltaParams &p = params.family;
-    i32 row = job.item->first + i, channel = tile * TILE + 8 * part.half + lane.group;
-    if (row >= p.ring_rows) row -= p.ring_rows;
-    const u16 *v = (const u16 *)job.head->raw_ring + row * p.state.rows + channel;
+  static DEVICE float2 gate_of_record(const Head &head, i32 row) {
+    return make_float2(((const float *)head.beta_ring)[row], ((const float *)head.gate_ring)[row]);
+  }
+  static DEVICE const char *values_of_record(const Params &p, const Head &head, i32 row) { return head.raw_ring + row * p.family.state.rows * 2; }
+  static DEVICE void scale_keys(const Item &item, i32 row, float (&k)[8]) {
+    float norm = ((const float *)item.norm_ring)[row];
 #pragma unroll
-    for (i32 h = 0; h < FOLD_HALVES; h++)
-      if (channel + 8 * h < p.state.rows) ahead.v[h] = v[8 * h];
-    return ahead;
+    for (i32 e = 0; e < 8; e++) k[e] = __fmul_rn(k[e], norm);
   }
 
-  // Takes record i into a part of a tile.
-  static DEVICE void take_in(Tile<FOLD_BLOCKS, FOLD_HALVES> &t, const Params &params, const Job &job, i32 i, i32 tile, const Part &part,
-                             const Ahead &mine, Lane lane) {
-    const Pipeline &s = params.pipeline;
-    float2 gate = gates_at(s, job)[i];
-    decay_whole(t, gate.y, slow_at(s, job)[i / WARP] >> i % WARP & 1);
-    const float *key = wide_at(s) + i * COLUMNS;
-    float classes[FOLD_HALVES][8] = {}, u[FOLD_HALVES];
+  // Takes a record into a part of a tile that has decayed: its key, beta, v of the rows.
+  static DEVICE void take_in(Tile<BLOCKS, FOLD_HALVES> &t, const float *key, float beta, const float (&v)[FOLD_HALVES], Lane lane) {
+    float classes[FOLD_HALVES][8] = {}, k[BLOCKS][8], u[FOLD_HALVES];
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
-      float k[8];
-      shared8(key, j, lane, k);
+      shared8(key, j, lane, k[j]);
 #pragma unroll
       for (i32 h = 0; h < FOLD_HALVES; h++)
 #pragma unroll
-        for (i32 e = 0; e < 8; e++) classes[h][e] = fma(t.v[h][j][e], k[e], classes[h][e]);
+        for (i32 e = 0; e < 8; e++) classes[h][e] = fma(t.v[h][j][e], k[j][e], classes[h][e]);
     }
 #pragma unroll
-    for (i32 h = 0; h < FOLD_HALVES; h++) u[h] = __fmul_rn(gate.x, __fsub_rn(from_bf16(mine.v[h]), sum_classes(classes[h])));
+    for (i32 h = 0; h < FOLD_HALVES; h++) u[h] = __fmul_rn(beta, __fsub_rn(v[h], sum_fold_classes(classes[h])));
 #pragma unroll
-    for (i32 j = 0; j < BLOCKS; j++) {
-      float k[8];
-      shared8(key, j, lane, k);
+    for (i32 j = 0; j < BLOCKS; j++)
 #pragma unroll
       for (i32 h = 0; h < FOLD_HALVES; h++)
 #pragma unroll
-        for (i32 e = 0; e < 8; e++) t.v[h][j][e] = fma(u[h], k[e], t.v[h][j][e]);
-    }
-  }
-
-  // Keys of an item's records as folds take them: decoded and normalised.
-  static DEVICE void widen(const Params &params, const Job &job) {
-    const Pipeline &s = params.pipeline;
-    const float *norms = norms_at(s, job.keys);
-    // Eight elements a lane, two records at a time.
-#pragma unroll 2
-    for (i32 i = lane_index(); i < job.item->records * (COLUMNS / 8); i += WARP) {
-      i32 record = i / (COLUMNS / 8), column = i % (COLUMNS / 8) * 8;
-      uint4 four = *(const uint4 *)(job.keys + record * ROW_BYTES + column * 2);
-      u32 pairs[4] = {four.x, four.y, four.z, four.w};
-      float norm = norms[record], k[8];
-#pragma unroll
-      for (i32 e = 0; e < 8; e++) k[e] = __fmul_rn(e % 2 == 0 ? pair_low(pairs[e / 2]) : pair_high(pairs[e / 2]), norm);
-      put8(wide_at(s) + record * COLUMNS + column, k);
-    }
+        for (i32 e = 0; e < 8; e++) t.v[h][j][e] = fma(u[h], k[j][e], t.v[h][j][e]);
   }
 
   static DEVICE void zero(const Params &p, const Job &job) {

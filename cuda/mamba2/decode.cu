@@ -9,10 +9,11 @@
 
 namespace decode {
 
+template <i32 FORMAT_>
 struct Mamba2 {
   typedef Mamba2DecodeParams Params;
-  enum : i32 { VALUE_BYTES = 2, FOLD_BLOCKS = 2, FOLD_HALVES = 2, IS_SCALED = 1, IS_WIDE = 0, SINGLE_COLUMNS = 1 };
-  struct Ahead {};
+  // Of a fp32 checkpoint a whole tile would need more registers than there are.
+  enum : i32 { VALUE_BYTES = 2, FOLD_HALVES = FORMAT_ == FORMAT_F32 ? 1 : 2, IS_SCALED = 1, SINGLE_COLUMNS = 1 };
 
   static DEVICE bool has_z(const Params &p) { return p.family.z.data != nullptr; }
   static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * (has_z(p) ? 4 : 2); }
@@ -120,19 +121,18 @@ struct Mamba2 {
   }
 
   static DEVICE void bring_norms(const Params &, const Item &, char *) {}
-  static DEVICE void widen(const Params &, const Job &) {}
-
   static DEVICE void bring_folds(const Params &, const Job &) {}
 
   static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
     ptx_copy8(gates_at(p.pipeline, job) + i, job.head->gate_ring + row * 8);
   }
 
-  static DEVICE void bring_token(const Params &p, const Job &job, i32 t, u64 *full) {
+  // x of token i of the step; of those behind them z, if there is one.
+  static DEVICE Copy copy_of_token(const Params &p, const Job &job, i32 i) {
     const Pipeline &s = p.pipeline;
-    i32 bytes = p.family.state.rows * 2;
-    ptx_bulk_copy(job.stage + s.at_values + (job.item->records + t) * s.value_stride, job.head->value + t * p.family.x.token * 2, (u32)bytes, full);
-    if (has_z(p)) ptx_bulk_copy(job.stage + s.at_z + t * s.value_stride, job.head->z + t * p.family.z.token * 2, (u32)bytes, full);
+    i32 bytes = p.family.state.rows * 2, len = job.item->len, t = i < len ? i : i - len;
+    if (i < len) return Copy{job.stage + s.at_values + (job.item->records + t) * s.value_stride, job.head->value + t * p.family.x.token * 2, bytes};
+    return Copy{job.stage + s.at_z + t * s.value_stride, job.head->z + t * p.family.z.token * 2, has_z(p) && t < len ? bytes : 0};
   }
 
   // The lane's own eight values of C of the token that is its column; of the last one where there are fewer.
@@ -150,18 +150,13 @@ struct Mamba2 {
     weigh_records<Mamba2, IS_SINGLE>(p.pipeline, job, MAX_COLUMNS);
   }
 
-  static DEVICE Ahead look_ahead(const Params &, const Job &, i32, i32, const Part &, Lane) { return Ahead{}; }
+  static DEVICE float2 gate_of_record(const Head &head, i32 row) { return ((const float2 *)head.gate_ring)[row]; }
+  static DEVICE const char *values_of_record(const Params &p, const Head &head, i32 row) { return head.value_ring + row * p.family.state.rows * 2; }
+  static DEVICE void scale_keys(const Item &, i32, float (&)[8]) {}
 
-  // Takes record i into a part of a tile.
-  static DEVICE void take_in(Tile<FOLD_BLOCKS, FOLD_HALVES> &t, const Params &p, const Job &job, i32 i, i32 tile, const Part &part, const Ahead &, Lane lane) {
-    const Pipeline &s = p.pipeline;
-    i32 first = tile * TILE + lane.group;
-    float2 gate = gates_at(s, job)[i];
-    const u16 *x = (const u16 *)(values_at(s, job) + i * s.value_stride) + first;
-    // Behind the last row is what nobody stores.
-    float xd[2] = {__fmul_rn(from_bf16(x[0]), gate.x), __fmul_rn(from_bf16(x[8]), gate.x)};
-    decay_whole(t, gate.y, slow_at(s, job)[i / WARP] >> i % WARP & 1);
-    rank_one(t, job.keys + i * ROW_BYTES + 2 * part.column, xd, lane);
+  // Takes a record into a part of a tile that has decayed: x dt of its rows, B.
+  static DEVICE void take_in(Tile<BLOCKS, FOLD_HALVES> &t, const float *b, float, const float (&xd)[FOLD_HALVES], Lane lane) {
+    rank_one(t, b, xd, BLOCKS, lane);
   }
 
   static DEVICE void zero(const Params &p, const Job &job) {
@@ -385,5 +380,5 @@ struct Mamba2 {
 }  // namespace decode
 
 extern "C" __global__ void __launch_bounds__(512, 1) replayssm_kernel(const __grid_constant__ Mamba2DecodeParams p) {
-  decode::run<decode::Mamba2, INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_SINGLE>(p);
+  decode::run<decode::Mamba2<INSTANCE_FORMAT>, INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_SINGLE>(p);
 }

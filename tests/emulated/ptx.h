@@ -8,6 +8,8 @@ inline void ptx_trigger_dependents() {}
 // Reads, so that an address outside of all memory is found.
 inline void ptx_prefetch(const char *at) { (void)*(const volatile char *)at; }
 
+inline int ptx_hide(int x) { return x; }
+
 // Nearest binary16, ties to even; a NaN becomes one of them.
 inline unsigned short ptx_to_f16(float x) {
   unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
@@ -62,13 +64,20 @@ inline void ptx_barrier_init(unsigned long long *at, unsigned count) {
 
 inline void ptx_barrier_init_fence() {}
 inline void ptx_barrier_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
-inline void ptx_barrier_arrive_many(unsigned long long *at, unsigned count) { emulated_arrive(at, (int)count, 0); }
 inline void ptx_barrier_arrive_expect(unsigned long long *at, unsigned bytes) { emulated_arrive(at, 1, (int)bytes); }
 
 // All lanes of a warp wait together, here.
 inline void ptx_barrier_wait(unsigned long long *at, unsigned parity, CALLER) {
   do emulated::wait_for_warp(~0u, 0, SITE);
   while ((emulated_barrier(at).count_and_phase & 1u) == parity);
+}
+
+inline void ptx_counter_set(unsigned *counter, unsigned to) { *counter = to; }
+
+// All lanes of a warp wait together, here, too.
+inline void ptx_counter_wait(const unsigned *counter, unsigned at_least, CALLER) {
+  do emulated::wait_for_warp(~0u, 0, SITE);
+  while (*counter < at_least);
 }
 
 inline void ptx_bulk_copy(void *to, const void *from, unsigned bytes, unsigned long long *at, CALLER) {
@@ -91,8 +100,6 @@ inline void ptx_copy4(void *to, const void *from, CALLER) {
   if ((unsigned long long)to % 4 || (unsigned long long)from % 4) emulated::fail("a copy of four bytes that is not aligned", SITE);
   __builtin_memcpy(to, from, 4);
 }
-
-inline void ptx_fence_copies() {}
 
 inline void ptx_copies_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
 

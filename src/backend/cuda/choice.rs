@@ -8,7 +8,7 @@ use crate::replay::config::{DeltaKind, Family, PoolConfig, Readout, SlotsConfig}
 pub(super) const COLUMNS: i32 = 128;
 const ROW_BYTES: i32 = COLUMNS * 2;
 const SERVICES: i32 = 3;
-const MAX_STAGES: i32 = 8;
+const MAX_STAGES: i32 = 12;
 const MAX_KEYS: i32 = 4;
 pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
@@ -17,10 +17,11 @@ const PLANS: i32 = 3;
 const ITEMS: i32 = 4;
 const WARP: i32 = 32;
 const TILE: i32 = 16;
-/// Words with a bit for each record of a head.
-const SLOW_WORDS: i32 = 3;
 /// Records that a head can have.
-pub(super) const MAX_HISTORY: i32 = SLOW_WORDS * WARP;
+pub(super) const MAX_HISTORY: i32 = 96;
+/// Floats of the records that a folder takes at a time.
+const FOLD_RECORDS: i32 = WARP;
+const FOLD_STRIDE: i32 = 2 * 8 + 2;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
@@ -56,8 +57,6 @@ pub struct Shape {
     pub columns: i32,
     /// Columns where there is one token.
     pub single_columns: i32,
-    /// Whether folds take decoded keys.
-    pub is_wide: bool,
     /// Columns of which a consumer keeps sums.
     pub sum_columns: i32,
 }
@@ -81,7 +80,6 @@ impl Shape {
             token_rows: i32::from(has_z),
             columns: MAX_COLUMNS,
             single_columns: 1,
-            is_wide: false,
             sum_columns: tokens,
         };
         match &pool.family {
@@ -96,7 +94,6 @@ impl Shape {
                     token_rows: 1,
                     columns,
                     single_columns: 2,
-                    is_wide: true,
                     sum_columns: if tokens == 1 { 0 } else { columns },
                     ..shape
                 })
@@ -124,6 +121,8 @@ pub struct Tuning {
     pub blocks: i32,
     /// Consumers that a multiprocessor is to hold.
     pub consumers: i32,
+    /// Folders that a multiprocessor is to hold.
+    pub folders: i32,
     /// Heads of an item at most.
     pub heads_per_item: i32,
     /// Items per block, below which an item has fewer heads.
@@ -131,7 +130,7 @@ pub struct Tuning {
 }
 
 /// Best on sm_90 of all that was tried there.
-const SM_90: Tuning = Tuning { blocks: 2, consumers: 10, heads_per_item: MAX_HEADS, items_per_block: 8 };
+const SM_90: Tuning = Tuning { blocks: 2, consumers: 10, folders: 4, heads_per_item: MAX_HEADS, items_per_block: 8 };
 
 /// Heads that each of several blocks of a multiprocessor is to have space for: GDN with two of them took 477 us where one block with five
 /// took 368 (batch 256, SPLIT32 HIGH).
@@ -178,11 +177,12 @@ impl Tuning {
             let place = match name {
                 "blocks" => &mut tuning.blocks,
                 "consumers" => &mut tuning.consumers,
+                "folders" => &mut tuning.folders,
                 "heads-per-item" => &mut tuning.heads_per_item,
                 "items-per-block" => &mut tuning.items_per_block,
                 _ => {
                     return Err(format!(
-                        "{name} is unknown; expected blocks, consumers, heads-per-item or items-per-block"
+                        "{name} is unknown; expected blocks, consumers, folders, heads-per-item or items-per-block"
                     ));
                 }
             };
@@ -196,8 +196,9 @@ impl Tuning {
             let expected = || format!("{name} is {number}; expected a whole number from {least} to {most}");
             (least..=most).contains(&number).then_some(()).ok_or_else(expected)
         };
-        within("blocks", self.blocks, 1, MAX_WARPS / (SERVICES + 1))?;
+        within("blocks", self.blocks, 1, MAX_WARPS / (SERVICES + 2))?;
         within("consumers", self.consumers, self.blocks, MAX_WARPS)?;
+        within("folders", self.folders, self.blocks, MAX_WARPS - SERVICES * self.blocks - self.consumers)?;
         within("items-per-block", self.items_per_block, 0, 1 << 16)?;
         // Halves of it are tried.
         within("heads-per-item", self.heads_per_item, 1, MAX_HEADS)?;
@@ -241,14 +242,15 @@ impl Choice {
         // Of one token nothing is its own: it is a record as any other, and its columns stand next to each other.
         let is_single = shape.tokens == 1;
         let (columns, weights) = if is_single { (0, shape.single_columns * history) } else { (shape.columns, history) };
-        let weights = history + 4 + MAX_TOKENS + SLOW_WORDS + 1 + columns * MAX_TOKENS + weights;
+        let weights = history + 4 + MAX_TOKENS + columns * MAX_TOKENS + weights;
         let stage_bytes = up(at_weights + weights * 4, 128);
         let at_queries = records * ROW_BYTES;
         let at_norms = at_queries + shape.tokens * ROW_BYTES;
         let at_products = up(at_norms + (history + 2 * MAX_TOKENS) * 4, 16);
         let key_bytes = up(at_products + shape.columns * products * 4, 128);
         let gates_bytes = up(PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 128);
-        let wide_bytes = if shape.is_wide { records * ROW_BYTES * 2 } else { 0 };
+        let wide_bytes = records * ROW_BYTES * 2;
+        let unit_bytes = FOLD_RECORDS * FOLD_STRIDE * 4;
 
         // Neighbouring columns of sums, of which a lane writes two, have no bank in common. In front of them is what records bring to columns,
         // 16 bytes a lane for 16 records.
@@ -257,11 +259,13 @@ impl Choice {
         let sum_columns = if is_single { 0 } else { shape.sum_columns + (brought + sums * 4 - 1) / (sums * 4) };
         let sums_bytes = |consumers: i32| up(consumers * sum_columns * sums * 4, 128);
         // What stands behind the last item's keys; tiles of these are read whole, whatever that is.
-        let behind_keys =
-            |consumers: i32| (gates_bytes + sums_bytes(consumers) + wide_bytes).max(history * ROW_BYTES - key_bytes);
-        let fit = |blocks: i32, consumers: i32, heads_per_item: i32| {
+        let behind_keys = |consumers: i32, folders: i32| {
+            (gates_bytes + sums_bytes(consumers) + wide_bytes + folders * unit_bytes)
+                .max(history * ROW_BYTES - key_bytes)
+        };
+        let fit = |blocks: i32, consumers: i32, folders: i32, heads_per_item: i32| {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
-                - behind_keys(consumers);
+                - behind_keys(consumers, folders);
             let least = if blocks > 1 { SHARED_STAGES } else { 1 };
             (least..=MAX_STAGES).rev().find_map(|stages| {
                 let enough = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
@@ -279,13 +283,14 @@ impl Choice {
         {
             heads_per_item /= 2;
         }
-        // Fewer blocks rather than fewer consumers; those only where there is no space for their sums.
-        let (blocks, consumers, (stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
-            let most = (tuning.consumers / blocks).min(MAX_WARPS / blocks - SERVICES).min(MAX_STAGES);
-            let least = if blocks > 1 { most } else { 1 };
-            (least..=most)
-                .rev()
-                .find_map(|consumers| Some((blocks, consumers, fit(blocks, consumers, heads_per_item)?)))
+        // A consumer has stages of its own, each as many.
+        let (blocks, folders, consumers, (stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
+            let folders = tuning.folders / blocks;
+            let most = (tuning.consumers / blocks).min(MAX_WARPS / blocks - SERVICES - folders).min(MAX_STAGES);
+            (1..=most).rev().find_map(|consumers| {
+                let (stages, keys) = fit(blocks, consumers, folders, heads_per_item)?;
+                (stages >= consumers).then_some((blocks, folders, consumers, (stages / consumers * consumers, keys)))
+            })
         })?;
         let items_per_row = shape.heads / heads_per_item;
         let n_items = shape.rows.saturating_mul(items_per_row.into());
@@ -297,6 +302,7 @@ impl Choice {
             stages,
             keys,
             consumers,
+            folders,
             tokens: shape.tokens,
             history,
             columns,
@@ -315,15 +321,16 @@ impl Choice {
             at_products,
             at_own_gates,
             at_sums: at_own_gates + gates_bytes,
-            tokens_columns: sum_columns,
+            sum_columns,
             sums,
             at_wide: at_own_gates + gates_bytes + sums_bytes(consumers),
+            at_units: at_own_gates + gates_bytes + sums_bytes(consumers) + wide_bytes,
         };
         Some(Choice {
             blocks_each: blocks,
             blocks: n_items.min(i64::from(device.multiprocessors * blocks)),
-            threads: ((pipeline.consumers + SERVICES) * WARP) as u32,
-            shared_bytes: (at_own_gates + behind_keys(consumers)) as u32,
+            threads: ((consumers + folders + SERVICES) * WARP) as u32,
+            shared_bytes: (at_own_gates + behind_keys(consumers, folders)) as u32,
             pipeline,
         })
     }
@@ -429,7 +436,9 @@ mod tests {
             // A plan's items are all that keys are there for.
             assert!(p.keys <= ITEMS);
             assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
-            assert_eq!(threads as i32, (p.consumers + SERVICES) * WARP);
+            // Each has stages of its own, as many as any other.
+            assert!(p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
+            assert_eq!(threads as i32, (p.consumers + p.folders + SERVICES) * WARP);
             assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
             assert!(p.heads_per_item <= MAX_HEADS && shape.sharing % p.heads_per_item == 0, "{choice:?}");
             assert!(p.history >= shape.history + shape.tokens && p.history % TILE == 0);
@@ -467,8 +476,8 @@ mod tests {
             let is_delta = matches!(family, Family::Delta(_));
             let records = shape.history + shape.tokens;
             assert_eq!((p.value_stride % 16, p.stage_bytes % 128, p.key_bytes % 128), (0, 0, 0));
-            // Elapsed: of each record, and 1 behind the last, four at a time; decays; bits; what the step's tokens bring; what records weigh.
-            let before = p.history + 4 + MAX_TOKENS + SLOW_WORDS + 1;
+            // Elapsed: of each record, and 1 behind the last, four at a time; decays; what the step's tokens bring; what records weigh.
+            let before = p.history + 4 + MAX_TOKENS;
             let brought = match shape.tokens {
                 1 => records * if is_delta { 2 } else { 1 } * 4,
                 _ => (shape.columns * MAX_TOKENS + p.history) * 4,
@@ -505,8 +514,7 @@ mod tests {
             };
             // What records bring, of HIGH, lies with the sums.
             let parts = if shape.tokens > 1 && shape.value_bytes == 2 { p.history / TILE * WARP * 16 } else { 0 };
-            assert!(p.tokens_columns * p.sums * 4 >= columns * p.sums * 4 + parts);
-            let wide = if is_delta { records * COLUMNS * 4 } else { 0 };
+            assert!(p.sum_columns * p.sums * 4 >= columns * p.sums * 4 + parts);
             // Tiles of keys are read whole.
             assert!(p.at_keys + (p.keys - 1) * p.key_bytes + p.history * ROW_BYTES <= choice.shared_bytes as i32);
             assert!(p.sums >= shape.channels && p.sums % 4 == 0);
@@ -516,8 +524,9 @@ mod tests {
                     (0, p.stages * p.stage_bytes, 128),
                     (p.at_keys, p.keys * p.key_bytes, 128),
                     (p.at_own_gates, PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 16),
-                    (p.at_sums, p.consumers * p.tokens_columns * p.sums * 4, 16),
-                    (p.at_wide, wide, 16),
+                    (p.at_sums, p.consumers * p.sum_columns * p.sums * 4, 16),
+                    (p.at_wide, records * COLUMNS * 4, 16),
+                    (p.at_units, p.folders * FOLD_RECORDS * FOLD_STRIDE * 4, 16),
                 ],
                 choice.shared_bytes as i32,
             );
@@ -637,6 +646,8 @@ mod tests {
             ("MAX_TOKENS", MAX_TOKENS),
             ("MAX_COLUMNS", MAX_COLUMNS),
             ("MAX_HISTORY", MAX_HISTORY),
+            ("FOLD_RECORDS", FOLD_RECORDS),
+            ("FOLD_STRIDE", FOLD_STRIDE),
         ] {
             assert_eq!(device.get(name), Some(&here), "{name}");
         }

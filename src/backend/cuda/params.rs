@@ -198,6 +198,7 @@ pub struct Pipeline {
     pub stages: i32,
     pub keys: i32,
     pub consumers: i32,
+    pub folders: i32,
     pub tokens: i32,
     pub history: i32,
     pub columns: i32,
@@ -216,9 +217,10 @@ pub struct Pipeline {
     pub at_products: i32,
     pub at_own_gates: i32,
     pub at_sums: i32,
-    pub tokens_columns: i32,
+    pub sum_columns: i32,
     pub sums: i32,
     pub at_wide: i32,
+    pub at_units: i32,
 }
 
 /// Of steps of a few tokens.
@@ -1006,9 +1008,9 @@ mod tests {
                 ring_rows, heads_per_group, d_per_element, softplus, mode,
             }
             Pipeline {
-                n_items, items_per_row, heads_per_item, stages, keys, consumers, tokens, history, columns, products, value_stride,
+                n_items, items_per_row, heads_per_item, stages, keys, consumers, folders, tokens, history, columns, products, value_stride,
                 plane_bytes, stage_bytes, at_values, at_z, at_gates, at_weights, at_keys, key_bytes,
-                at_queries, at_norms, at_products, at_own_gates, at_sums, tokens_columns, sums, at_wide,
+                at_queries, at_norms, at_products, at_own_gates, at_sums, sum_columns, sums, at_wide, at_units,
             }
             Mamba2DecodeParams { family, pipeline }
             DeltaParams {
