@@ -33,7 +33,7 @@ enum : i32 {
   MAX_STAGES = 12,
   MAX_KEYS = 4,
   MAX_HEADS = 4,              // of an item
-  ITEMS = 4,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
+  ITEMS = 8,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
   PLANS = 3,                  // at work, to come, and still in stages
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
@@ -264,42 +264,45 @@ DEVICE Copy copy_of_ring(i32 lane, char *to, const char *ring, i32 ring_rows, i3
   return Copy{to + from * row_bytes, ring + (lane == 0 ? first * row_bytes : 0), rows * row_bytes};
 }
 
-// Copies that a head takes at most: two for its records, its checkpoint, two for a token.
+// Copies of a head: two of records, its checkpoint, those of tokens.
 enum : i32 { HEAD_COPIES = 3, FEW_COPIES = 8 };
+
+// Lanes that bring a head: as many as there are where an item's heads are brought together.
+DEVICE i32 lanes_of_head(const Pipeline &s) {
+  return HEAD_COPIES + 2 * s.tokens <= FEW_COPIES ? max(WARP / s.heads_per_item, (i32)FEW_COPIES) : (i32)WARP;
+}
 
 // Copy i of a head.
 template <class Family>
 DEVICE Copy copy_of_head(const typename Family::Params &params, const Job &job, i32 i) {
-  const Pipeline &s = params.pipeline;
-  const Head &head = *job.head;
   if (i >= HEAD_COPIES) return Family::copy_of_token(params, job, i - HEAD_COPIES);
-  if (i == HEAD_COPIES - 1) return Copy{job.stage, head.checkpoint, s.plane_bytes};
-  return copy_of_ring(i, job.stage + s.at_values, head.value_ring, params.family.ring_rows, job.item->first, job.item->records,
-                      params.family.state.rows * Family::VALUE_BYTES);
+  if (i == HEAD_COPIES - 1) return Copy{job.stage, job.head->checkpoint, params.pipeline.plane_bytes};
+  return copy_of_ring(i, job.stage + params.pipeline.at_values, job.head->value_ring, params.family.ring_rows, job.item->first,
+                      job.item->records, params.family.state.rows * Family::VALUE_BYTES);
 }
 
-// Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates. is_mine: whether copy is of this head.
+// Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates: lane i of n_lanes.
 template <class Family, i32 FORMAT>
-DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Copy &copy, bool is_mine, u64 *full) {
+DEVICE void bring_head(const typename Family::Params &params, const Job &job, i32 i, i32 n_lanes, u64 *full) {
   const Pipeline &s = params.pipeline;
   const Head &head = *job.head;
-  i32 lane = lane_index(), n = job.item->records, len = job.item->len, ring_rows = params.family.ring_rows, first = job.item->first;
-  if (head.kind > ODD) {
-    if (lane == 0) ptx_barrier_arrive(full);
-  } else {
-    if (lane == 0) {
-      ptx_barrier_arrive_expect(
-          full, (u32)(n * params.family.state.rows * Family::VALUE_BYTES + len * Family::token_bytes(params) + s.plane_bytes));
-      if (head.kind != READ) {
-        // What folders take besides.
-        i32 size = params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
-        if (size > s.plane_bytes) ptx_bulk_prefetch(head.checkpoint + s.plane_bytes, (u32)(size - s.plane_bytes));
-        Family::bring_folds(params, job);
-      }
+  bool works = head.kind <= ODD;
+  Copy copy = copy_of_head<Family>(params, job, i);
+  i32 n = job.item->records, rows = params.family.state.rows, ring_rows = params.family.ring_rows, first = job.item->first;
+  if (i == 0) {
+    i32 bytes = n * rows * Family::VALUE_BYTES + job.item->len * Family::token_bytes(params) + s.plane_bytes;
+    ptx_barrier_arrive_expect(full, works ? (u32)bytes : 0);
+    if (head.kind == FOLD || head.kind == ODD) {
+      // What folders take besides.
+      i32 size = rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
+      if (size > s.plane_bytes) ptx_bulk_prefetch(head.checkpoint + s.plane_bytes, (u32)(size - s.plane_bytes));
+      Family::bring_folds(params, job);
     }
-    if (is_mine && copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
+  }
+  if (works && copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
+  if (works) {
 #pragma unroll 1
-    for (i32 i = lane; i < n; i += WARP) Family::bring_gates(params, job, i, first + i < ring_rows ? first + i : first + i - ring_rows);
+    for (; i < n; i += n_lanes) Family::bring_gates(params, job, i, first + i < ring_rows ? first + i : first + i - ring_rows);
   }
   ptx_copies_arrive(full);
 }
@@ -325,53 +328,50 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
   ptx_copies_arrive(full);
 }
 
-// Waits until item i is planned and there is space for its keys.
-DEVICE void await_item(i32 i, const Turn &keys) {
-  if (i % ITEMS == 0) ptx_barrier_wait(&barriers().planned[i / ITEMS % PLANS], i / ITEMS / PLANS & 1);
-  ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
-}
-
-// Of two producers each has every other stage, and the first one all keys, an item before its heads. The second one waits for items of which it
-// has heads: if these are of one head, their keys have places of their own, since places are as even as stages are.
+// Of two producers each has every other item, all of its heads at a time where these have few copies. Keys come an item of its own ahead. Stages
+// and places of keys are as many as make each of them one producer's alone.
 template <class Family, i32 FORMAT>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   i32 n = items_of_block(s), lane = lane_index(), me = warp_of() - PRODUCER;
-  Turn stage, keys, next;
-  Count count;
-  // Lanes prepare copies of several heads at a time, where these have few.
-  i32 each = HEAD_COPIES + 2 * s.tokens <= FEW_COPIES ? (i32)FEW_COPIES : (i32)WARP, heads = WARP / each;
-  i32 brought = 0;
+  i32 n_lanes = lanes_of_head(s), heads = min(WARP / n_lanes, s.heads_per_item);
+  Turn stage, keys;
+  i32 planned = -1;
+  stage.place = me * s.heads_per_item;
+  keys.place = me;
 #pragma unroll 1
-  for (i32 i = 0; i < n; i++) {
-    if (me == 0) {
+  for (i32 i = me - s.producers; i < n; i += s.producers) {
+    // Heads of item i; there is none before the first.
 #pragma unroll 1
-      for (; brought < min(i + 2, n); brought++) {
-        await_item(brought, next);
-        bring_keys<Family>(params, plans().item[brought / ITEMS % PLANS][brought % ITEMS], keys_at(s, next.place), &barriers().keys_full[next.place]);
-        next.next(s.keys);
-      }
-    } else if (s.heads_per_item > 1 || stage.place % 2 == me) {
-      await_item(i, keys);
-    } else if (count.item == 0) {
-      ptx_barrier_wait(&barriers().planned[count.plan], i / ITEMS / PLANS & 1);
-    }
-    Copy copy = {};
+    for (i32 h = 0; h < s.heads_per_item && i >= 0; h += heads) {
+      Turn place = stage;
 #pragma unroll 1
-    for (i32 h = 0; h < s.heads_per_item; h++) {
-      if (h % heads == 0) {
-        i32 of = min(h + lane / each, s.heads_per_item - 1), of_stage = stage.place + of - h;
-        copy = copy_of_head<Family>(params, job_of(s, count, of, of_stage < s.stages ? of_stage : of_stage % s.stages, keys.place), lane % each);
-      }
-      if (s.producers == 1 || stage.place % 2 == me) {
+      for (i32 k = 0; k < heads; k++) {
         ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
-        bring_head<Family, FORMAT>(params, job_of(s, count, h, stage.place, keys.place), copy, lane / each == h % heads,
-                                   &barriers().full[stage.place]);
+        stage.next(s.stages);
       }
-      stage.next(s.stages);
+      if (lane < heads * n_lanes) {
+        i32 of = lane / n_lanes, at = place.place + of < s.stages ? place.place + of : place.place + of - s.stages;
+        Count count = {i % ITEMS, i / ITEMS % PLANS};
+        bring_head<Family, FORMAT>(params, job_of(s, count, h + of, at, 0), lane % n_lanes, n_lanes, &barriers().full[at]);
+      }
+      __syncwarp();
     }
-    keys.next(s.keys);
-    count.next();
+    // Others' stages.
+    if (i >= 0 && s.producers > 1) {
+#pragma unroll 1
+      for (i32 k = 0; k < s.heads_per_item; k++) stage.next(s.stages);
+    }
+    i32 next = i + s.producers;
+    if (next >= n) break;
+    if (next / ITEMS != planned) {
+      planned = next / ITEMS;
+      ptx_barrier_wait(&barriers().planned[planned % PLANS], planned / PLANS & 1);
+    }
+    ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
+    bring_keys<Family>(params, plans().item[planned % PLANS][next % ITEMS], keys_at(s, keys.place), &barriers().keys_full[keys.place]);
+#pragma unroll 1
+    for (i32 k = 0; k < s.producers; k++) keys.next(s.keys);
   }
 }
 
@@ -1001,7 +1001,7 @@ DEVICE void run(const typename Family::Params &params) {
   if (threadIdx.x == 0) {
     Barriers &b = barriers();
     for (i32 i = 0; i < MAX_STAGES; i++) {
-      ptx_barrier_init(&b.full[i], 1 + WARP);
+      ptx_barrier_init(&b.full[i], 1 + (u32)lanes_of_head(s));
       ptx_barrier_init(&b.empty[i], 1);
       b.taken[i] = 0;
     }

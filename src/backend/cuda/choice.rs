@@ -14,18 +14,20 @@ pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
 const MAX_COLUMNS: i32 = 8;
 const PLANS: i32 = 3;
-const ITEMS: i32 = 4;
+const ITEMS: i32 = 8;
 const WARP: i32 = 32;
 const TILE: i32 = 16;
 /// Records that a head can have.
 pub(super) const MAX_HISTORY: i32 = 96;
+/// Folders that a multiprocessor holds at least.
+const LEAST_FOLDERS: i32 = 4;
 /// Floats of the records that a folder takes at a time.
 const FOLD_RECORDS: i32 = WARP;
 const FOLD_STRIDE: i32 = 18;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 51 << 7;
+const FIXED_BYTES: i32 = 91 << 7;
 
 /// The next multiple.
 const fn up(value: i32, to: i32) -> i32 {
@@ -121,9 +123,9 @@ pub struct Tuning {
     pub blocks: i32,
     /// Producers of a block, at most.
     pub producers: i32,
-    /// Consumers that a multiprocessor is to hold.
+    /// Consumers that a multiprocessor is to hold, at most.
     pub consumers: i32,
-    /// Folders that a multiprocessor is to hold.
+    /// Folders that a multiprocessor is to hold, at most.
     pub folders: i32,
     /// Heads of an item at most.
     pub heads_per_item: i32,
@@ -133,7 +135,7 @@ pub struct Tuning {
 
 /// Best on sm_90 of all that was tried there.
 const SM_90: Tuning =
-    Tuning { blocks: 1, producers: 2, consumers: 8, folders: 4, heads_per_item: MAX_HEADS, items_per_block: 8 };
+    Tuning { blocks: 1, producers: 2, consumers: 8, folders: 8, heads_per_item: MAX_HEADS, items_per_block: 8 };
 
 /// Heads that each of several blocks of a multiprocessor is to have space for: GDN with two of them took 477 us where one block with five
 /// took 368 (batch 256, SPLIT32 HIGH).
@@ -200,10 +202,10 @@ impl Tuning {
             let expected = || format!("{name} is {number}; expected a whole number from {least} to {most}");
             (least..=most).contains(&number).then_some(()).ok_or_else(expected)
         };
-        within("blocks", self.blocks, 1, MAX_WARPS / (SERVICES + 3))?;
+        within("blocks", self.blocks, 1, 2)?;
         within("producers", self.producers, 1, 2)?;
         within("consumers", self.consumers, self.blocks, MAX_STAGES)?;
-        within("folders", self.folders, self.blocks, MAX_WARPS - (SERVICES + self.producers) * self.blocks - self.consumers)?;
+        within("folders", self.folders, LEAST_FOLDERS, MAX_WARPS)?;
         within("items-per-block", self.items_per_block, 0, 1 << 16)?;
         // Halves of it are tried.
         within("heads-per-item", self.heads_per_item, 1, MAX_HEADS)?;
@@ -272,13 +274,14 @@ impl Choice {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
                 - behind_keys(consumers, folders);
             let least = if blocks > 1 { SHARED_STAGES } else { 1 };
-            // A consumer has stages of its own, each as many.
+            // A consumer has stages of its own, each as many. All heads of an item can be brought at once.
             let most = MAX_STAGES / consumers * consumers;
             (least..=most).rev().filter(|stages| stages % consumers == 0).find_map(|stages| {
+                let heads_per_item = heads_per_item.min(1 << stages.ilog2());
                 // Those of the heads at work, and of the item behind them.
                 let enough = (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
                 let keys = (2..=enough).rev().find(|keys| stages * stage_bytes + keys * key_bytes <= bytes)?;
-                Some((stages, keys))
+                Some((stages, keys, heads_per_item))
             })
         };
         // Several items for each block, so that it need not wait for the first bytes of more than one.
@@ -291,19 +294,20 @@ impl Choice {
         {
             heads_per_item /= 2;
         }
-        // As many consumers as there can be; so many producers that each has stages of its own.
-        let (blocks, producers, folders, consumers, (stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
-            let folders = tuning.folders / blocks;
-            let most = (tuning.consumers / blocks)
-                .min(MAX_WARPS / blocks - SERVICES - tuning.producers - folders)
-                .min(MAX_STAGES);
+        // As many consumers as there can be; folders are the rest.
+        let (blocks, consumers, folders, (stages, keys, heads_per_item)) = (1..=tuning.blocks).rev().find_map(|blocks| {
+            let others = MAX_WARPS / blocks - SERVICES - tuning.producers;
+            let most = (tuning.consumers / blocks).min(others - LEAST_FOLDERS / blocks).min(MAX_STAGES);
+            let least = LEAST_FOLDERS / blocks;
             (1..=most).rev().find_map(|consumers| {
-                let (stages, keys) = fit(blocks, consumers, folders, heads_per_item)?;
-                let is_even = stages % 2 == 0 && (heads_per_item > 1 || keys % 2 == 0);
-                let producers = if is_even { tuning.producers } else { 1 };
-                Some((blocks, producers, folders, consumers, (stages, keys)))
+                (least..=(tuning.folders / blocks).min(others - consumers)).rev().find_map(|folders| {
+                    Some((blocks, consumers, folders, fit(blocks, consumers, folders, heads_per_item)?))
+                })
             })
         })?;
+        // Stages and places of keys of one producer are never another's.
+        let is_even = stages % (2 * heads_per_item) == 0 && keys % 2 == 0;
+        let producers = if is_even { tuning.producers } else { 1 };
         let items_per_row = shape.heads / heads_per_item;
         let n_items = shape.rows.saturating_mul(items_per_row.into());
         let at_own_gates = stages * stage_bytes + keys * key_bytes;
@@ -450,8 +454,8 @@ mod tests {
             assert!(p.keys <= ITEMS);
             assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
             // Each has stages of its own, as many as any other.
-            assert!(p.producers == 1 || p.heads_per_item > 1 || p.keys % 2 == 0, "{choice:?}");
-            assert!(p.stages % p.producers == 0 && p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
+            assert!(p.producers == 1 || (p.stages % (2 * p.heads_per_item) == 0 && p.keys % 2 == 0), "{choice:?}");
+            assert!(p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
             assert_eq!(threads as i32, (p.producers + p.consumers + p.folders + SERVICES) * WARP);
             assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
             assert!(p.heads_per_item <= MAX_HEADS && shape.sharing % p.heads_per_item == 0, "{choice:?}");
@@ -672,19 +676,19 @@ mod tests {
     #[cfg(feature = "bench")]
     #[test]
     fn a_tuning_that_is_tried_out_is_checked() {
-        let text = "blocks=1,producers=1,consumers=6,folders=3,heads-per-item=2,items-per-block=4";
+        let text = "blocks=1,producers=1,consumers=6,folders=5,heads-per-item=2,items-per-block=4";
         let tuning =
-            Tuning { blocks: 1, producers: 1, consumers: 6, folders: 3, heads_per_item: 2, items_per_block: 4 };
+            Tuning { blocks: 1, producers: 1, consumers: 6, folders: 5, heads_per_item: 2, items_per_block: 4 };
         assert_eq!(Tuning::parse(text), Ok(tuning));
         assert_eq!(Tuning::parse("blocks=1"), Ok(Tuning { blocks: 1, ..SM_90 }));
         for (text, sentence) in [
             ("blocks", "blocks has no number; expected as blocks=2"),
             ("blocks=many", "blocks is many; expected a whole number"),
             ("warps=4", "warps is unknown; expected blocks, producers, consumers, folders, heads-per-item or items-per-block"),
-            ("blocks=4", "blocks is 4; expected a whole number from 1 to 3"),
+            ("blocks=3", "blocks is 3; expected a whole number from 1 to 2"),
             ("producers=3", "producers is 3; expected a whole number from 1 to 2"),
             ("blocks=2,consumers=1", "consumers is 1; expected a whole number from 2 to 12"),
-            ("consumers=8,folders=5", "folders is 5; expected a whole number from 1 to 4"),
+            ("folders=3", "folders is 3; expected a whole number from 4 to 16"),
             ("heads-per-item=3", "heads-per-item is 3; expected 1, 2 or 4"),
             ("items-per-block=-1", "items-per-block is -1; expected a whole number from 0 to 65536"),
         ] {
