@@ -8,7 +8,8 @@ use crate::replay::config::{DeltaKind, Family, PoolConfig, Readout, SlotsConfig}
 pub(super) const COLUMNS: i32 = 128;
 const ROW_BYTES: i32 = COLUMNS * 2;
 const SERVICES: i32 = 2;
-const MAX_STAGES: i32 = 12;
+const MAX_STAGES: i32 = 16;
+const MAX_PLANES: i32 = 8;
 const MAX_KEYS: i32 = 4;
 pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
@@ -137,9 +138,9 @@ pub struct Tuning {
 const SM_90: Tuning =
     Tuning { blocks: 1, producers: 2, consumers: 8, folders: 8, heads_per_item: MAX_HEADS, items_per_block: 8 };
 
-/// Heads that each of several blocks of a multiprocessor is to have space for: GDN with two of them took 477 us where one block with five
-/// took 368 (batch 256, SPLIT32 HIGH).
-const SHARED_STAGES: i32 = 3;
+/// Checkpoints that a block is to have space for, if it can; those that each of several blocks of a multiprocessor is to have space for.
+const PLANES: i32 = 4;
+const SHARED_PLANES: i32 = 3;
 
 /// Architectures that were measured, for steps of one token and of several.
 const MEASURED: [(u32, [Tuning; 2]); 1] = [(90, [SM_90, SM_90])];
@@ -242,8 +243,9 @@ impl Choice {
         let products = history + 4;
         let value_stride = shape.channels * shape.value_bytes;
         let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
-        let at_values = up(plane_bytes, 128);
-        let at_z = at_values + records * value_stride;
+        let plane_stride = up(plane_bytes, 128);
+        let at_values = 0;
+        let at_z = records * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
         let at_weights = up(at_gates + records * 8, 16);
         // Of one token nothing is its own: it is a record as any other, and its columns stand next to each other.
@@ -273,16 +275,20 @@ impl Choice {
         let fit = |blocks: i32, consumers: i32, folders: i32, heads_per_item: i32| {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
                 - behind_keys(consumers, folders);
-            let least = if blocks > 1 { SHARED_STAGES } else { 1 };
-            // A consumer has stages of its own, each as many. All heads of an item can be brought at once.
-            let most = MAX_STAGES / consumers * consumers;
-            (least..=most).rev().filter(|stages| stages % consumers == 0).find_map(|stages| {
-                let heads_per_item = heads_per_item.min(1 << stages.ilog2());
-                // Those of the heads at work, and of the item behind them.
-                let enough = (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
-                let keys = (2..=enough).rev().find(|keys| stages * stage_bytes + keys * key_bytes <= bytes)?;
-                Some((stages, keys, heads_per_item))
-            })
+            // Of one token a checkpoint is read before anything else: there is more space for the rest, of which each consumer has as many places.
+            let planes = |stages: i32, keys: i32| {
+                let planes = (bytes - stages * stage_bytes - keys * key_bytes) / plane_stride;
+                if is_single { planes.min(stages).min(MAX_PLANES) } else { if planes >= stages { stages } else { 0 } }
+            };
+            // Those of the heads at work, and of the item behind them.
+            let keys = |stages: i32| (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
+            [2, 1].into_iter().map(|each| each * consumers).filter(|&stages| stages <= MAX_STAGES)
+                .flat_map(|stages| [keys(stages), 2].map(|keys| (stages, keys)))
+                .map(|(stages, keys)| (planes(stages, keys), stages, keys))
+                // The more planes the better, then as above.
+                .rev()
+                .max_by_key(|&(planes, ..)| planes)
+                .filter(|&(planes, ..)| planes > 0)
         };
         // Several items for each block, so that it need not wait for the first bytes of more than one.
         let resident = i64::from(device.multiprocessors * tuning.blocks);
@@ -294,27 +300,33 @@ impl Choice {
         {
             heads_per_item /= 2;
         }
-        // As many consumers as there can be; folders are the rest.
-        let (blocks, consumers, folders, (stages, keys, heads_per_item)) = (1..=tuning.blocks).rev().find_map(|blocks| {
+        // As many consumers as there can be with several planes; folders are the rest.
+        let (blocks, consumers, folders, (planes, stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
             let others = MAX_WARPS / blocks - SERVICES - tuning.producers;
             let most = (tuning.consumers / blocks).min(others - LEAST_FOLDERS / blocks).min(MAX_STAGES);
             let least = LEAST_FOLDERS / blocks;
-            (1..=most).rev().find_map(|consumers| {
-                (least..=(tuning.folders / blocks).min(others - consumers)).rev().find_map(|folders| {
-                    Some((blocks, consumers, folders, fit(blocks, consumers, folders, heads_per_item)?))
+            let wanted = if blocks > 1 { SHARED_PLANES..=SHARED_PLANES } else { 1..=PLANES };
+            wanted.rev().find_map(|enough| {
+                (1..=most).rev().find_map(|consumers| {
+                    (least..=(tuning.folders / blocks).min(others - consumers)).rev().find_map(|folders| {
+                        let places = fit(blocks, consumers, folders, heads_per_item)?;
+                        (places.0 >= enough).then_some((blocks, consumers, folders, places))
+                    })
                 })
             })
         })?;
-        // Stages and places of keys of one producer are never another's.
-        let is_even = stages % (2 * heads_per_item) == 0 && keys % 2 == 0;
+        // Planes, stages and places of keys of one producer are never another's.
+        let is_even = [planes, stages].iter().all(|n| n % (2 * heads_per_item) == 0) && keys % 2 == 0;
         let producers = if is_even { tuning.producers } else { 1 };
         let items_per_row = shape.heads / heads_per_item;
         let n_items = shape.rows.saturating_mul(items_per_row.into());
-        let at_own_gates = stages * stage_bytes + keys * key_bytes;
+        let at_keys = planes * plane_stride + stages * stage_bytes;
+        let at_own_gates = at_keys + keys * key_bytes;
         let pipeline = Pipeline {
             n_items,
             items_per_row,
             heads_per_item,
+            planes,
             stages,
             keys,
             producers,
@@ -326,12 +338,14 @@ impl Choice {
             products,
             value_stride,
             plane_bytes,
+            plane_stride,
             stage_bytes,
+            at_stages: planes * plane_stride,
             at_values,
             at_z,
             at_gates,
             at_weights,
-            at_keys: stages * stage_bytes,
+            at_keys,
             key_bytes,
             at_queries,
             at_norms,
@@ -454,7 +468,9 @@ mod tests {
             assert!(p.keys <= ITEMS);
             assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
             // Each has stages of its own, as many as any other.
-            assert!(p.producers == 1 || (p.stages % (2 * p.heads_per_item) == 0 && p.keys % 2 == 0), "{choice:?}");
+            let is_even = [p.planes, p.stages].iter().all(|n| n % (2 * p.heads_per_item) == 0) && p.keys % 2 == 0;
+            assert!(p.producers == 1 || is_even, "{choice:?}");
+            assert!((1..=MAX_PLANES).contains(&p.planes) && p.planes <= p.stages, "{choice:?}");
             assert!(p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
             assert_eq!(threads as i32, (p.producers + p.consumers + p.folders + SERVICES) * WARP);
             assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
@@ -504,7 +520,6 @@ mod tests {
             in_order(
                 "a stage",
                 &[
-                    (0, p.plane_bytes, 128),
                     (p.at_values, records * p.value_stride, 128),
                     (p.at_z, token_bytes, 16),
                     (p.at_gates, records * 8, 16),
@@ -539,7 +554,8 @@ mod tests {
             in_order(
                 "a block",
                 &[
-                    (0, p.stages * p.stage_bytes, 128),
+                    (0, p.planes * p.plane_stride, 128),
+                    (p.at_stages, p.stages * p.stage_bytes, 128),
                     (p.at_keys, p.keys * p.key_bytes, 128),
                     (p.at_own_gates, PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 16),
                     (p.at_sums, p.consumers * p.sum_columns * p.sums * 4, 16),
@@ -657,6 +673,7 @@ mod tests {
             ("ROW_BYTES", ROW_BYTES),
             ("SERVICES", SERVICES),
             ("MAX_STAGES", MAX_STAGES),
+            ("MAX_PLANES", MAX_PLANES),
             ("MAX_KEYS", MAX_KEYS),
             ("MAX_HEADS", MAX_HEADS),
             ("ITEMS", ITEMS),
