@@ -36,6 +36,7 @@ enum : i32 {
   MAX_HEADS = 4,              // of an item
   ITEMS = 8,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
   PLANS = 3,                  // at work, to come, and still in stages
+  MAX_ORDER = 256,            // items of a block that are put in order
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
   SINGLE_TILES = 8,           // that are read at a time in steps of one token, four of them next to each other in a warp
@@ -105,12 +106,25 @@ struct Barriers {
   u64 planned[PLANS];
   u64 begun[PLANS];
   u64 gathered;  // folders are all at one place
+  u64 ordered;
   u32 taken[MAX_STAGES];  // the last use of a stage, counted from 1, of which a checkpoint may be written
 };
 
 DEVICE Barriers &barriers() {
   static __shared__ Barriers b;
   return b;
+}
+
+// In what order the block takes items, from the second plan on: those that fold first, so that the last ones leave folders nothing to do.
+struct Order {
+  u16 item[MAX_ORDER];
+  i32 folding;
+  i32 others;
+};
+
+DEVICE Order &order() {
+  static __shared__ Order o;
+  return o;
 }
 
 DEVICE Plans &plans() {
@@ -232,6 +246,36 @@ DEVICE u32 upper_halves(u32 low, u32 high) { return __byte_perm(low, high, 0x763
 
 // ---- The planner ----
 
+// Whether an item is to fold, by the first tile of its first head. It decides about its turn alone.
+template <class Family>
+DEVICE bool is_to_fold(const typename Family::Params &params, i64 number) {
+  const Slots &slots = params.family.slots;
+  const Batch &batch = params.family.batch;
+  const State &state = params.family.state;
+  i64 row = quotient(number, params.pipeline.items_per_row);
+  Row r = resolve(slots, batch, row, params.family.place, false);
+  if (!r.live || r.span.len == 0) return false;
+  const Cursor &cursor = slots.cursors[r.ring];
+  i32 head = Family::head_of(params, (i32)(number - row * params.pipeline.items_per_row), 0);
+  i64 position = cursor.position, tag = ((const i64 *)own_part(state.tags, r.slot))[(i64)head * state.tiles];
+  return tag_is_valid(slots, position, tag) &&
+         folds_of(slots, position, tag, r.span.len, cursor.flush_before, batch.flush && batch.flush[row]) > 0;
+}
+
+// Puts the items behind the first plan in order: folders do it, which have nothing else to do yet.
+template <class Family>
+DEVICE void put_in_order(const typename Family::Params &params, i32 me) {
+  i32 n = min(items_of_block(params.pipeline) - (i32)ITEMS, (i32)MAX_ORDER);
+#pragma unroll 1
+  for (i32 i = me * WARP + lane_index(); i < n; i += params.pipeline.folders * WARP) {
+    bool folds = is_to_fold<Family>(params, blockIdx.x + (i64)(ITEMS + i) * gridDim.x);
+    i32 at = folds ? atomicAdd(&order().folding, 1) : n - 1 - atomicAdd(&order().others, 1);
+    order().item[at] = (u16)i;
+  }
+  __syncwarp();
+  if (lane_index() == 0) ptx_barrier_arrive(&barriers().ordered);
+}
+
 template <class Family>
 DEVICE void plan(const typename Family::Params &params) {
   i32 n = items_of_block(params.pipeline), lane = lane_index();
@@ -247,6 +291,8 @@ DEVICE void plan(const typename Family::Params &params) {
     // The other lanes have no item, and leave nothing.
     bool plans_one = lane < ITEMS * MAX_HEADS;
     i32 of = plans_one ? lane : 0, i = first + of / MAX_HEADS;
+    if (first == ITEMS) ptx_barrier_wait(&barriers().ordered, 0);
+    if (i >= ITEMS && i < min(n, ITEMS + MAX_ORDER)) i = ITEMS + order().item[i - ITEMS];
     i64 number = plans_one && i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
     Family::plan_head(params, number, lane % MAX_HEADS, plans_one, plans().item[turn.place][of / MAX_HEADS],
                       plans().head[turn.place][of], own_gates(params.pipeline, turn.place, of));
@@ -999,6 +1045,7 @@ DEVICE void fold(const typename Family::Params &params) {
   u32 phase = 0;
   // There is no plan before the first ones.
   if (lane_index() == 0) ptx_barrier_arrive(&barriers().begun[PLANS - 1]);
+  put_in_order<Family>(params, me);
 #pragma unroll 1
   for (i32 i = 0; i < items_of_block(s); i++) {
     i32 plan = i / ITEMS % PLANS;
@@ -1061,6 +1108,8 @@ DEVICE void run(const typename Family::Params &params) {
       ptx_barrier_init(&b.begun[i], 1 + (u32)s.folders);
     }
     ptx_barrier_init(&b.gathered, (u32)s.folders);
+    ptx_barrier_init(&b.ordered, (u32)s.folders);
+    order().folding = order().others = 0;
     ptx_barrier_init_fence();
   }
   if (warp_of() == PRODUCER) prefetch<Family>(params);
