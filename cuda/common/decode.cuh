@@ -115,7 +115,8 @@ DEVICE Barriers &barriers() {
   return b;
 }
 
-// In what order the block takes items, from the second plan on: those that fold first, so that the last ones leave folders nothing to do.
+// In what order the block takes items, from the second plan on: those that fold at equal distances, from the first one on, so that folders
+// always have something to do, and are done when others are. folding: those that fold, from the front; others: the others, from the back.
 struct Order {
   u16 item[MAX_ORDER];
   i32 folding;
@@ -276,7 +277,7 @@ DEVICE void put_in_order(const typename Family::Params &params, i32 me) {
   if (lane_index() == 0) ptx_barrier_arrive(&barriers().ordered);
 }
 
-template <class Family>
+template <class Family, i32 FORMAT>
 DEVICE void plan(const typename Family::Params &params) {
   i32 n = items_of_block(params.pipeline), lane = lane_index();
   Turn turn, begun;
@@ -292,12 +293,25 @@ DEVICE void plan(const typename Family::Params &params) {
     bool plans_one = lane < ITEMS * MAX_HEADS;
     i32 of = plans_one ? lane : 0, i = first + of / MAX_HEADS;
     if (first == ITEMS) ptx_barrier_wait(&barriers().ordered, 0);
-    if (i >= ITEMS && i < min(n, ITEMS + MAX_ORDER)) i = ITEMS + order().item[i - ITEMS];
+    i32 in_order = min(n - (i32)ITEMS, (i32)MAX_ORDER), turn_of = i - ITEMS;
+    if (turn_of >= 0 && turn_of < in_order) {
+      // The j-th that folds has turn j in_order / folding.
+      i32 folding = order().folding, before = (turn_of * folding + in_order - 1) / in_order;
+      bool folds = before < folding && before * in_order / folding == turn_of;
+      i = ITEMS + order().item[folds ? before : in_order - 1 - (turn_of - before)];
+    }
     i64 number = plans_one && i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
     Family::plan_head(params, number, lane % MAX_HEADS, plans_one, plans().item[turn.place][of / MAX_HEADS],
                       plans().head[turn.place][of], own_gates(params.pipeline, turn.place, of));
     __syncwarp();
     if (lane == 0) ptx_barrier_arrive(&barriers().planned[turn.place]);
+    // What folders take, who else would wait for it.
+    Count count = {of / MAX_HEADS, turn.place};
+    Job job = job_of(params.pipeline, count, of % MAX_HEADS, 0, 0, 0);
+    if (plans_one && (job.head->kind == FOLD || job.head->kind == ODD)) {
+      ptx_bulk_prefetch(job.head->checkpoint, (u32)(params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2)));
+      Family::prefetch_records(params, job);
+    }
     turn.next(PLANS);
   }
 }
@@ -330,7 +344,7 @@ DEVICE Copy copy_of_head(const typename Family::Params &params, const Job &job, 
 }
 
 // Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates. is_mine: whether copy is of this head.
-template <class Family, i32 FORMAT>
+template <class Family>
 DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Copy &copy, bool is_mine, u64 *full) {
   const Pipeline &s = params.pipeline;
   const Head &head = *job.head;
@@ -341,12 +355,6 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
     if (lane == 0) {
       i32 rows = params.family.state.rows;
       ptx_barrier_arrive_expect(full, (u32)(n * rows * Family::VALUE_BYTES + job.item->len * Family::token_bytes(params) + s.plane_bytes));
-      if (head.kind != READ) {
-        // What folders take besides.
-        i32 size = rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
-        if (size > s.plane_bytes) ptx_bulk_prefetch(head.checkpoint + s.plane_bytes, (u32)(size - s.plane_bytes));
-        Family::bring_folds(params, job);
-      }
     }
     if (is_mine && copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
 #pragma unroll 1
@@ -378,7 +386,7 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
 
 // Of two producers each has every other item. Keys come an item of its own ahead. Planes, stages and places of keys are as many as make each of
 // them one producer's alone.
-template <class Family, i32 FORMAT>
+template <class Family>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   i32 n = items_of_block(s), lane = lane_index(), me = warp_of() - PRODUCER;
@@ -402,7 +410,7 @@ DEVICE void produce(const typename Family::Params &params) {
       }
       ptx_barrier_wait(&barriers().plane_empty[plane.place], plane.phase ^ 1);
       ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
-      bring_head<Family, FORMAT>(params, job_of(s, count, h, plane.place, stage.place, 0), copy, lane / each == h % heads,
+      bring_head<Family>(params, job_of(s, count, h, plane.place, stage.place, 0), copy, lane / each == h % heads,
                                  &barriers().full[stage.place]);
       plane.next(s.planes);
       stage.next(s.stages);
@@ -1116,11 +1124,11 @@ DEVICE void run(const typename Family::Params &params) {
   wait_for_dependency();
   __syncthreads();
   if (warp_of() == PLANNER) {
-    plan<Family>(params);
+    plan<Family, FORMAT>(params);
   } else if (warp_of() == WEIGHER) {
     weigh<Family, IS_SINGLE>(params);
   } else if (warp_of() < services_of(s)) {
-    produce<Family, FORMAT>(params);
+    produce<Family>(params);
   } else if (warp_of() < services_of(s) + s.consumers) {
     consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
   } else {
