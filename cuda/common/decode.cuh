@@ -34,7 +34,9 @@ enum : i32 {
   MAX_PLANES = 8,
   MAX_KEYS = 4,
   MAX_HEADS = 4,              // of an item
-  ITEMS = 8,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
+  // Items that are planned at a time, a lane a head; no fewer than MAX_KEYS.
+  ITEMS_OF_SINGLE = 8,
+  ITEMS_OF_SEVERAL = 4,
   PLANS = 3,                  // at work, to come, and still in stages
   MAX_ORDER = 256,            // items of a block that are put in order
   MAX_TOKENS = 8,
@@ -42,6 +44,8 @@ enum : i32 {
   SINGLE_TILES = 8,           // that are read at a time in steps of one token, four of them next to each other in a warp
   MAX_HISTORY = 96,           // records of a head
 };
+
+enum : i32 { ITEMS = INSTANCE_SINGLE ? ITEMS_OF_SINGLE : ITEMS_OF_SEVERAL };
 
 // What is to be done with a head.
 enum : i32 {
