@@ -132,6 +132,12 @@ fn few_gdn_of_split32() {
     some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_GDN, heads: 4, ..aligned(11) }, 20);
 }
 
+/// The same with decays per column.
+#[test]
+fn few_kda_of_split32() {
+    some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_KDA, heads: 4, ..aligned(16) }, 20);
+}
+
 /// The same with several tokens a row.
 #[test]
 fn few_several_of_split32() {
@@ -143,6 +149,15 @@ fn few_several_of_split32() {
 fn few_several_gdn_of_split32() {
     for t_max in [3, 6] {
         let spec = Spec { family: REPLAYSSM_GDN, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(13) };
+        some_ways(&WAYS[1..3], &spec, 16);
+    }
+}
+
+/// The same with decays per column.
+#[test]
+fn few_several_kda_of_split32() {
+    for t_max in [2, 4] {
+        let spec = Spec { family: REPLAYSSM_KDA, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(17) };
         some_ways(&WAYS[1..3], &spec, 16);
     }
 }

@@ -13,6 +13,8 @@ const MAX_KEYS: i32 = 4;
 pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
 const MAX_COLUMNS: i32 = 8;
+/// Tokens of a step of Kimi Delta Attention: k and q of all of them are columns of one product.
+pub(super) const MAX_KDA_TOKENS: i32 = MAX_COLUMNS / 2;
 const PLANS: i32 = 3;
 const ITEMS: i32 = 4;
 const WARP: i32 = 32;
@@ -59,6 +61,8 @@ pub struct Shape {
     pub single_columns: i32,
     /// Columns of which a consumer keeps sums.
     pub sum_columns: i32,
+    /// Whether decays are per column.
+    pub kda: bool,
 }
 
 impl Shape {
@@ -81,25 +85,59 @@ impl Shape {
             columns: MAX_COLUMNS,
             single_columns: 1,
             sum_columns: tokens,
+            kda: false,
         };
         match &pool.family {
             Family::Mamba2(dims) => Some(Shape { sharing: dims.heads_per_group() as i32, ..shape }),
-            Family::Delta(dims) if dims.kind == DeltaKind::Gdn => {
+            Family::Delta(dims) => {
+                let kda = dims.kind == DeltaKind::Kda;
+                if kda && tokens > MAX_KDA_TOKENS {
+                    return None;
+                }
                 // Of k and q.
                 let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
                 Some(Shape {
-                    sharing: (dims.v_heads / dims.qk_heads) as i32,
+                    // With decays of its own a head has products of its own.
+                    sharing: if kda { 1 } else { (dims.v_heads / dims.qk_heads) as i32 },
                     // u is as precise as the readout; v comes with the token.
                     value_bytes: if high { 2 } else { 4 },
                     token_rows: 1,
                     columns,
                     single_columns: 2,
                     sum_columns: if tokens == 1 { 0 } else { columns },
+                    kda,
                     ..shape
                 })
             }
-            _ => None,
+            Family::Conv1d(_) => None,
         }
+    }
+
+    /// Records that there is space for: those of a head, and the step's tokens.
+    fn records(&self) -> i32 {
+        self.history + self.tokens
+    }
+
+    /// Bytes of a record's gates: its two, or the log decays of all columns.
+    fn gate_bytes(&self) -> i32 {
+        if self.kda { COLUMNS * 4 } else { 8 }
+    }
+
+    /// Bytes of what a checkpoint is read with, where that is not keys and queries as they came: two parts of each column, as precise as the
+    /// readout.
+    fn part_bytes(&self) -> i32 {
+        let columns = if self.tokens == 1 { self.single_columns } else { self.columns };
+        if self.kda { 2 * columns * COLUMNS * self.element_bytes } else { 0 }
+    }
+
+    /// Bytes of the products of an item's keys with its queries; or the log decays of its tokens, and the biases that they are made with.
+    fn product_bytes(&self, products: i32) -> i32 {
+        if self.kda { (self.tokens + 1) * COLUMNS * 4 } else { self.columns * products * 4 }
+    }
+
+    /// Bytes of a record that folders have decoded: its key, and where decays are per column factors and a bit for each.
+    fn wide_bytes(&self) -> i32 {
+        if self.kda { 2 * COLUMNS * 4 + COLUMNS / 8 } else { COLUMNS * 4 }
     }
 }
 
@@ -230,7 +268,7 @@ impl Choice {
         if !(1..=MAX_TOKENS).contains(&shape.tokens) || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
             return None;
         }
-        let records = shape.history + shape.tokens;
+        let records = shape.records();
         let history = up(records, TILE);
         let products = history + 4;
         let value_stride = shape.channels * shape.value_bytes;
@@ -238,18 +276,23 @@ impl Choice {
         let at_values = up(plane_bytes, 128);
         let at_z = at_values + records * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
-        let at_weights = up(at_gates + records * 8, 16);
+        let at_weights = up(at_gates + records * shape.gate_bytes(), 16);
         // Of one token nothing is its own: it is a record as any other, and its columns stand next to each other.
         let is_single = shape.tokens == 1;
-        let (columns, weights) = if is_single { (0, shape.single_columns * history) } else { (shape.columns, history) };
+        let (columns, weights) = match (is_single, shape.kda) {
+            (true, _) => (0, shape.single_columns * history),
+            (false, false) => (shape.columns, history),
+            // What records bring to columns are no products of two numbers.
+            (false, true) => (shape.columns, shape.columns * history),
+        };
         let weights = history + 4 + MAX_TOKENS + columns * MAX_TOKENS + weights;
-        let stage_bytes = up(at_weights + weights * 4, 128);
+        let stage_bytes = up(at_weights + weights * 4 + shape.part_bytes(), 128);
         let at_queries = records * ROW_BYTES;
         let at_norms = at_queries + shape.tokens * ROW_BYTES;
         let at_products = up(at_norms + (history + 2 * MAX_TOKENS) * 4, 16);
-        let key_bytes = up(at_products + shape.columns * products * 4, 128);
+        let key_bytes = up(at_products + shape.product_bytes(products), 128);
         let gates_bytes = up(PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 128);
-        let wide_bytes = records * ROW_BYTES * 2;
+        let wide_bytes = up(records * shape.wide_bytes(), 16);
         let unit_bytes = FOLD_RECORDS * FOLD_STRIDE * 4;
 
         // Neighbouring columns of sums, of which a lane writes two, have no bank in common. In front of them is what records bring to columns,

@@ -1,0 +1,552 @@
+// Kimi Delta Attention in the pipeline of ../common/decode.cuh: Gated DeltaNet's family with a decay per column, so that
+//
+//   what a record brings to a column is (e^{G(j,t)} * k_j) . k_t, or . q_t, times the two norms: no product that heads could share
+//   the checkpoint is read with e^{G_t} * k_t and e^{G_t} * q_t, which go to tensor cores in two parts
+//
+// An item is one head. The weigher works out the log decays of the step's tokens. A consumer goes from its head's newest record to the oldest
+// with the sums of the log decays in between, four columns a lane, and never takes one sum from another. Log decays of records come to the stage
+// as values do; folders make factors of those in the ring.
+//
+// Up to FEW tokens: k and q of all of them are columns of one product.
+
+namespace decode {
+
+template <i32 FORMAT_, bool HIGH_>
+struct Kda : Delta<FORMAT_, HIGH_, true> {
+  typedef Delta<FORMAT_, HIGH_, true> Base;
+  typedef typename Base::Params Params;
+  // OF_LANE: columns of a lane where a warp has all of them. A decoded record has its key, the factors of its decays, and a word for each block
+  // whose bits say which of them decay slowly. PART_BYTES: a part of a column that the checkpoint is read with.
+  enum : i32 {
+    FEW = Base::FEW,
+    FOLD_HALVES = Base::FOLD_HALVES,
+    OF_LANE = COLUMNS / WARP,
+    LOG_BYTES = COLUMNS * 4,
+    WIDE = 2 * COLUMNS + BLOCKS,
+    PART_BYTES = HIGH_ ? ROW_BYTES : COLUMNS * 4,
+  };
+
+  // Columns of a step: k and q of one token, or k of FEW and q of FEW.
+  template <bool IS_SINGLE>
+  static constexpr i32 columns_of() {
+    return IS_SINGLE ? (i32)Base::SINGLE_COLUMNS : (i32)MAX_COLUMNS;
+  }
+
+  // Within a stage: log decays of records, instead of gates; what records bring to columns, [record][column], as weights; behind it, of each
+  // column what the checkpoint is read with, first the upper parts of all.
+  static DEVICE float *logs_at(const Pipeline &s, const Job &job, i32 i) { return (float *)(job.stage + s.at_gates) + i * COLUMNS; }
+  template <bool IS_SINGLE>
+  static DEVICE char *part_at(const Pipeline &s, const Job &job, i32 i) {
+    return (char *)(weights_at(s, job) + columns_of<IS_SINGLE>() * s.history) + i * PART_BYTES;
+  }
+  // With the keys, instead of products: log decays of the step's tokens, and the head's dt_bias.
+  static DEVICE float *token_logs_at(const Pipeline &s, char *keys, i32 t) { return (float *)(keys + s.at_products) + t * COLUMNS; }
+  // k . q of one token, normalised.
+  static DEVICE float *own_product_at(const Pipeline &s, char *keys) { return Base::norms_at(s, keys) + s.history + MAX_TOKENS; }
+
+  static DEVICE i32 record_bytes(const Params &p) { return Base::record_bytes(p) + LOG_BYTES; }
+
+  // Inputs of the gates come with the norms, as they are, to where log decays will be in fp32.
+  static DEVICE void bring_norms(const Params &p, const Item &item, const Head &head, char *to) {
+    const Tensor &g = p.family.g, &bias = p.family.dt_bias;
+    Base::bring_norms(p, item, head, to);
+#pragma unroll 1
+    for (i32 t = 0; t < item.len; t++) bring_row(token_logs_at(p.pipeline, to, t), head.z + t * g.token * size_of(g.dtype), g.dtype);
+    if (bias.data) bring_row(token_logs_at(p.pipeline, to, p.pipeline.tokens), tensor_at(bias, 0, 0, item.head), bias.dtype);
+  }
+  static DEVICE void bring_row(float *to, const char *from, i32 dtype) {
+#pragma unroll 1
+    for (i32 i = 8 * lane_index(); i < COLUMNS * (i32)size_of(dtype); i += 8 * WARP) ptx_copy8((char *)to + i, from + i);
+  }
+  static DEVICE void bring_gates(const Params &, const Job &, i32, i32) {}
+
+  // Behind the step's tokens: log decays of records.
+  static DEVICE Copy copy_of_token(const Params &p, const Job &job, i32 i) {
+    i32 part = i - job.item->len;
+    if (part < 0) return Base::copy_of_token(p, job, i);
+    if (part > 1) return Copy{};
+    return copy_of_ring(part, (char *)logs_at(p.pipeline, job, 0), job.head->gate_ring, p.family.ring_rows, job.item->first, job.item->records,
+                        LOG_BYTES);
+  }
+
+  // The lane's columns of a row.
+  static DEVICE void load_lane(const void *row, i32 dtype, float (&v)[OF_LANE]) {
+    if (dtype == F32) {
+      float4 four = ((const float4 *)row)[lane_index()];
+      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+    } else {
+      uint2 two = ((const uint2 *)row)[lane_index()];
+      u32 words[2] = {two.x, two.y};
+#pragma unroll
+      for (i32 e = 0; e < OF_LANE; e++) {
+        u16 x = (u16)(words[e / 2] >> e % 2 * 16);
+        v[e] = dtype == BF16 ? from_bf16(x) : from_f16(x);
+      }
+    }
+  }
+  // Key of a record or token, query of a token.
+  static DEVICE void load_key(const Job &job, i32 i, float (&v)[OF_LANE]) { load_lane(job.keys + i * ROW_BYTES, BF16, v); }
+  static DEVICE void load_query(const Pipeline &s, const Job &job, i32 t, float (&v)[OF_LANE]) {
+    load_lane(job.keys + s.at_queries + t * ROW_BYTES, BF16, v);
+  }
+
+  // Sums of log decays are kept as logarithms to base 2.
+  static DEVICE float add_log(float sum, float g) { return fma(g, 1.44269504f, sum); }
+
+  // ---- The weigher ----
+
+  template <bool IS_SINGLE>
+  static DEVICE void weigh_item(const Params &p, const Job &job) {
+    const Pipeline &s = p.pipeline;
+    process_gates(p, job);
+    Base::weigh_norms(p, job);
+    if (!IS_SINGLE) return;
+    float k[OF_LANE], q[OF_LANE], own = 0.0f;
+    load_key(job, job.item->records, k);
+    load_query(s, job, 0, q);
+#pragma unroll
+    for (i32 e = 0; e < OF_LANE; e++) own = fma(k[e], q[e], own);
+#pragma unroll
+    for (i32 step = 1; step < WARP; step *= 2) own = __fadd_rn(own, __shfl_xor_sync(0xFFFFFFFFu, own, step));
+    __syncwarp();
+    own = __fmul_rn(own, __fmul_rn(Base::template column_norm<true>(s, job, 0), Base::template column_norm<true>(s, job, 1)));
+    if (lane_index() == 0) *own_product_at(s, job.keys) = own;
+  }
+
+  // Log decays of the step's tokens: the arithmetic of all forms.
+  static DEVICE void process_gates(const Params &params, const Job &job) {
+    const DeltaParams &p = params.family;
+    const Pipeline &s = params.pipeline;
+    float bias[OF_LANE] = {}, x[OF_LANE], a = job.gates[0].y;
+    bool has_bias = p.dt_bias.data;
+    if (has_bias) load_lane(token_logs_at(s, job.keys, s.tokens), p.dt_bias.dtype, bias);
+#pragma unroll 1
+    for (i32 t = 0; t < job.item->len; t++) {
+      float *row = token_logs_at(s, job.keys, t);
+      load_lane(row, p.g.dtype, x);
+#pragma unroll
+      for (i32 e = 0; e < OF_LANE; e++) x[e] = has_bias ? __fadd_rn(x[e], bias[e]) : x[e];
+      if (p.gate == GATE_SOFTPLUS) {
+#pragma unroll
+        for (i32 e = 0; e < OF_LANE; e++) x[e] = -__fmul_rn(a, softplus(x[e]));
+      } else if (p.gate == GATE_LOWER_BOUND) {
+#pragma unroll
+        for (i32 e = 0; e < OF_LANE; e++) x[e] = __fmul_rn(p.lower_bound, sigmoid(__fmul_rn(a, x[e])));
+      }
+      // Rows of 16 bits lie where others' fp32 goes.
+      __syncwarp();
+      ((float4 *)row)[lane_index()] = make_float4(x[0], x[1], x[2], x[3]);
+    }
+    __syncwarp();
+  }
+
+  // ---- Consumers ----
+
+  // The lane's part of the step's columns, decayed from the committed position to their token; zeros where there is no token.
+  template <i32 C>
+  static DEVICE void load_columns(const Pipeline &s, const Job &job, float (&column)[C][OF_LANE]) {
+    constexpr i32 N = C / 2;
+    i32 n = job.item->records, len = job.item->len;
+    float elapsed[OF_LANE] = {};
+#pragma unroll
+    for (i32 t = 0; t < N; t++) {
+      bool exists = t < len;
+      i32 of = exists ? t : 0;
+      float g[OF_LANE], k[OF_LANE], q[OF_LANE];
+      load_lane(token_logs_at(s, job.keys, of), F32, g);
+      load_key(job, n + of, k);
+      load_query(s, job, of, q);
+#pragma unroll
+      for (i32 e = 0; e < OF_LANE; e++) {
+        elapsed[e] = add_log(elapsed[e], g[e]);
+        float decay = ptx_exp2_flush(elapsed[e]);
+        column[t][e] = exists ? __fmul_rn(k[e], decay) : 0.0f;
+        column[N + t][e] = exists ? __fmul_rn(q[e], decay) : 0.0f;
+      }
+    }
+  }
+
+  // Leaves the columns as the checkpoint is read with them, which decays by 2^elapsed up to the committed position.
+  template <i32 C>
+  static DEVICE void put_columns(const Pipeline &s, const Job &job, const float (&column)[C][OF_LANE], const float (&elapsed)[OF_LANE]) {
+    constexpr u32 MASK = HIGH_ ? 0xFFFF0000u : 0xFFFFE000u;
+    float decay[OF_LANE];
+#pragma unroll
+    for (i32 e = 0; e < OF_LANE; e++) decay[e] = ptx_exp2_flush(elapsed[e]);
+#pragma unroll
+    for (i32 c = 0; c < C; c++) {
+      u32 upper[OF_LANE], lower[OF_LANE];
+#pragma unroll
+      for (i32 e = 0; e < OF_LANE; e++) {
+        float v = __fmul_rn(column[c][e], decay[e]);
+        upper[e] = bits_of(v) & MASK;
+        lower[e] = bits_of(__fsub_rn(v, from_bits(upper[e])));
+      }
+      put_part(part_at<C == Base::SINGLE_COLUMNS>(s, job, c), upper);
+      put_part(part_at<C == Base::SINGLE_COLUMNS>(s, job, C + c), lower);
+    }
+  }
+  static DEVICE void put_part(char *to, const u32 (&bits)[OF_LANE]) {
+    if (HIGH_) {
+      ((uint2 *)to)[lane_index()] = make_uint2(upper_halves(bits[0], bits[1]), upper_halves(bits[2], bits[3]));
+    } else {
+      ((uint4 *)to)[lane_index()] = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+    }
+  }
+
+  // Sums over the warp of N numbers that each lane has: that of its number among as many groups of lanes.
+  template <i32 N>
+  static DEVICE float sum_by_lane(float (&v)[N]) {
+    halve<N, WARP / 2>(v);
+    float sum = v[0];
+#pragma unroll
+    for (i32 step = WARP / N / 2; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, step));
+    return sum;
+  }
+  // Of the first M numbers the lane keeps those of its half.
+  template <i32 M, i32 STEP, i32 N>
+  static DEVICE void halve(float (&v)[N]) {
+    if constexpr (M > 1) {
+      bool upper = lane_index() & STEP;
+#pragma unroll
+      for (i32 i = 0; i < M / 2; i++) {
+        float gives = upper ? v[i] : v[i + M / 2];
+        v[i] = __fadd_rn(upper ? v[i + M / 2] : v[i], __shfl_xor_sync(0xFFFFFFFFu, gives, STEP));
+      }
+      halve<M / 2, STEP / 2>(v);
+    }
+  }
+
+  // What records [first, first + N / C) bring to the columns, newest first. elapsed: from each column's newest one of them on. ALL: none of them is
+  // in front of the item's first.
+  template <i32 N, i32 C, bool ALL>
+  static DEVICE void weigh_some(const Pipeline &s, const Job &job, i32 first, const float (&column)[C][OF_LANE], float (&elapsed)[OF_LANE],
+                                float norm) {
+    constexpr i32 SHARE = WARP / N;
+    float with[N] = {};
+#pragma unroll
+    for (i32 r = N / C - 1; r >= 0; r--) {
+      bool exists = ALL || first + r >= 0;
+      i32 at = exists ? first + r : 0;
+      float k[OF_LANE], g[OF_LANE];
+      load_key(job, at, k);
+      load_lane(logs_at(s, job, at), F32, g);
+#pragma unroll
+      for (i32 e = 0; e < OF_LANE; e++) {
+        float x = __fmul_rn(k[e], ptx_exp2_flush(elapsed[e]));
+#pragma unroll
+        for (i32 c = 0; c < C; c++) with[r * C + c] = fma(x, column[c][e], with[r * C + c]);
+        elapsed[e] = exists ? add_log(elapsed[e], g[e]) : elapsed[e];
+      }
+    }
+    float sum = sum_by_lane(with);
+    i32 i = lane_index() / SHARE, record = first + i / C;
+    if (lane_index() % SHARE == 0 && (ALL || record >= 0))
+      weights_at(s, job)[first * C + i] = __fmul_rn(sum, __fmul_rn(Base::norms_at(s, job.keys)[record], norm));
+  }
+
+  // What the step's tokens bring to its columns.
+  static DEVICE void weigh_own(const Pipeline &s, const Job &job) {
+    i32 lane = lane_index(), n = job.item->records, len = job.item->len;
+    float with[WARP] = {};
+#pragma unroll
+    for (i32 t = 0; t < FEW; t++) {
+      if (t >= len) break;
+      float k[OF_LANE], q[OF_LANE], elapsed[OF_LANE] = {};
+      load_key(job, n + t, k);
+      load_query(s, job, t, q);
+#pragma unroll
+      for (i32 i = t; i >= 0; i--) {
+        float earlier[OF_LANE], g[OF_LANE];
+        load_key(job, n + i, earlier);
+        load_lane(token_logs_at(s, job.keys, i), F32, g);
+#pragma unroll
+        for (i32 e = 0; e < OF_LANE; e++) {
+          float x = i == t ? earlier[e] : __fmul_rn(earlier[e], ptx_exp2_flush(elapsed[e]));
+          with[i * MAX_COLUMNS + t] = fma(x, k[e], with[i * MAX_COLUMNS + t]);
+          with[i * MAX_COLUMNS + FEW + t] = fma(x, q[e], with[i * MAX_COLUMNS + FEW + t]);
+          elapsed[e] = add_log(elapsed[e], g[e]);
+        }
+      }
+    }
+    float sum = sum_by_lane(with);
+    i32 i = lane / MAX_COLUMNS, c = lane % MAX_COLUMNS;
+    if (i >= len) return;
+    own_at(s, job)[c * MAX_TOKENS + i] =
+        __fmul_rn(sum, __fmul_rn(Base::norms_at(s, job.keys)[n + i], Base::template column_norm<false>(s, job, c)));
+  }
+
+  template <bool IS_SINGLE>
+  static DEVICE void weigh_head(const Params &params, const Job &job) {
+    // Sums of a lane at a time.
+    constexpr i32 C = columns_of<IS_SINGLE>(), N = IS_SINGLE ? WARP / 2 : (i32)WARP, RECORDS = N / C;
+    const Pipeline &s = params.pipeline;
+    i32 n = job.item->records;
+    if (!IS_SINGLE) weigh_own(s, job);
+    float column[C][OF_LANE], elapsed[OF_LANE] = {}, norm = Base::template column_norm<IS_SINGLE>(s, job, lane_index() / (WARP / N) % C);
+    load_columns(s, job, column);
+    if (IS_SINGLE && lane_index() == 0) weights_at(s, job)[n * C + 1] = *own_product_at(s, job.keys);
+    i32 first = n - RECORDS;
+#pragma unroll 1
+    for (; first >= 0; first -= RECORDS) weigh_some<N, C, true>(s, job, first, column, elapsed, norm);
+    if (first > -RECORDS) weigh_some<N, C, false>(s, job, first, column, elapsed, norm);
+    put_columns(s, job, column, elapsed);
+  }
+
+  // What a tile that stands by itself, in front of record from, is read with.
+  template <bool IS_SINGLE>
+  static DEVICE void put_columns_of_tile(const Pipeline &s, const Job &job, i32 from) {
+    float column[columns_of<IS_SINGLE>()][OF_LANE], elapsed[OF_LANE] = {};
+    // The tile before is done with.
+    __syncwarp();
+    load_columns(s, job, column);
+#pragma unroll 1
+    for (i32 i = job.item->records - 1; i >= from; i--) {
+      float g[OF_LANE];
+      load_lane(logs_at(s, job, i), F32, g);
+#pragma unroll
+      for (i32 e = 0; e < OF_LANE; e++) elapsed[e] = add_log(elapsed[e], g[e]);
+    }
+    put_columns(s, job, column, elapsed);
+    __syncwarp();
+  }
+
+  // The lane's eight values of each block of the columns that it has: of one token a part of k or q, and of several both parts of one. HIGH:
+  // pairs, which stay in registers for all tiles. FULL: fp32, for which there are not registers.
+  template <bool IS_SINGLE>
+  struct Right {
+    uint4 pairs[IS_SINGLE ? 1 : 2][HIGH_ ? BLOCKS : 1];
+    const char *at;
+  };
+
+  template <bool IS_SINGLE>
+  static DEVICE void load_right(const Pipeline &s, const Job &job, Lane lane, Right<IS_SINGLE> &to) {
+    to.at = part_at<IS_SINGLE>(s, job, IS_SINGLE ? lane.group % 4 : lane.group) + 8 * lane.quad * (PART_BYTES / COLUMNS);
+#pragma unroll
+    for (i32 part = 0; part < (IS_SINGLE ? 1 : 2); part++)
+#pragma unroll
+      for (i32 j = 0; HIGH_ && j < BLOCKS; j++)
+        to.pairs[part][j] = *(const uint4 *)(to.at + part * MAX_COLUMNS * PART_BYTES + j * BLOCK * (PART_BYTES / COLUMNS));
+  }
+
+  // Products of rows row and row + 8 of the checkpoint, as with multiply; of one token with both parts of k and q, column by column.
+  template <i32 FORMAT, bool IS_SINGLE>
+  static DEVICE void multiply_parts(const State &s, const Job &job, i32 row, const Right<IS_SINGLE> &with, Lane lane, float (&out)[4]) {
+    float upper[2][4] = {}, lower[2][4] = {};
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++) {
+      if constexpr (HIGH_) {
+        const char *at = job.stage + row * ROW_BYTES + 16 * lane.quad + 2 * BLOCK * j;
+        uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + 8 * ROW_BYTES);
+        u32 even[4] = {a.x, b.x, a.y, b.y}, odd[4] = {a.z, b.z, a.w, b.w};
+        uint4 c = with.pairs[0][j];
+        u32 high[2][2] = {{c.x, c.y}, {c.z, c.w}};
+        ptx_mma_m16n8k16_bf16(upper[0], even, high[0], upper[0]);
+        ptx_mma_m16n8k16_bf16(upper[1], odd, high[1], upper[1]);
+        if constexpr (!IS_SINGLE) {
+          c = with.pairs[1][j];
+          u32 low[2][2] = {{c.x, c.y}, {c.z, c.w}};
+          ptx_mma_m16n8k16_bf16(lower[0], even, low[0], lower[0]);
+          ptx_mma_m16n8k16_bf16(lower[1], odd, low[1], lower[1]);
+        }
+      } else {
+        u32 high[8], low[8];
+        float a[8], b[8];
+        load_eight(with.at + j * BLOCK * 4, high);
+        if (!IS_SINGLE) load_eight(with.at + j * BLOCK * 4 + MAX_COLUMNS * PART_BYTES, low);
+        row_of<FORMAT>(s, job.stage, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
+        row_of<FORMAT>(s, job.stage, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+#pragma unroll
+        for (i32 i = 0; i < 4; i++) {
+          float v[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
+          u32 first[4], second[4], right[2] = {high[2 * i], high[2 * i + 1]};
+#pragma unroll
+          for (i32 e = 0; e < 4; e++) {
+            first[e] = bits_of(v[e]) & 0xFFFFE000u;
+            second[e] = bits_of(__fsub_rn(v[e], from_bits(first[e])));
+          }
+          ptx_mma_m16n8k8_tf32(upper[i % 2], first, right, upper[i % 2]);
+          ptx_mma_m16n8k8_tf32(lower[i % 2], second, right, lower[i % 2]);
+          if (!IS_SINGLE) {
+            u32 rest[2] = {low[2 * i], low[2 * i + 1]};
+            ptx_mma_m16n8k8_tf32(lower[i % 2], first, rest, lower[i % 2]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) out[i] = __fadd_rn(__fadd_rn(upper[0][i], upper[1][i]), __fadd_rn(lower[0][i], lower[1][i]));
+  }
+  static DEVICE void load_eight(const char *at, u32 (&word)[8]) {
+    uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + 16);
+    word[0] = a.x, word[1] = a.y, word[2] = a.z, word[3] = a.w;
+    word[4] = b.x, word[5] = b.y, word[6] = b.z, word[7] = b.w;
+  }
+
+  // Outputs of the tiles [first, end) of a head, and records of v and u.
+  template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
+  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
+    const Pipeline &s = params.pipeline;
+    if (job.head->kind == ODD) put_columns_of_tile<IS_SINGLE>(s, job, from);
+    __syncwarp();
+    Right<IS_SINGLE> right;
+    load_right(s, job, lane, right);
+    if constexpr (IS_SINGLE) {
+#pragma unroll 1
+      for (i32 tile = first; tile < end; tile += 4)
+        read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, right, lane);
+    } else {
+      read_tiles<FORMAT>(params, job, from, first, end, right, lane);
+      free_stage(empty);
+    }
+  }
+
+  // One token: the products of four tiles with k and q, of two channels a lane, as Gated DeltaNet's.
+  template <i32 FORMAT>
+  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, const Right<true> &right,
+                                 Lane lane) {
+    const Pipeline &s = params.pipeline;
+    // A lane has products of one part of k and q, and its neighbour those of the other: of its own tile, and of the neighbour's.
+    float y[4] = {}, other[4] = {};
+#pragma unroll 1
+    for (i32 tile = 0; tile < n_tiles; tile++) {
+      float seen[4];
+      multiply_parts<FORMAT, true>(params.family.state, job, (first + tile) * TILE + lane.group, right, lane, seen);
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) {
+        y[i] = tile == lane.quad ? seen[i] : y[i];
+        other[i] = tile == (lane.quad ^ 1) ? seen[i] : other[i];
+      }
+    }
+    float of_k = Base::template column_norm<true>(s, job, 0), of_q = Base::template column_norm<true>(s, job, 1);
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(__fadd_rn(y[i], __shfl_xor_sync(0xFFFFFFFFu, other[i], 1)), i % 2 == 0 ? of_k : of_q);
+    Base::finish_single(params, job, from, first, n_tiles, y, empty, lane);
+  }
+
+  template <i32 FORMAT>
+  static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, const Right<false> &right, Lane lane) {
+    const Pipeline &s = params.pipeline;
+    const State &state = params.family.state;
+    i32 n = job.item->records, c = 2 * lane.quad;
+    float *sums = sums_at<HIGH_>(s), of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)};
+    if (HIGH_) bring_products(s, job, from, n, lane);
+#pragma unroll 1
+    for (i32 tile = first; tile < end; tile++) {
+      i32 row = tile * TILE + lane.group;
+      float y[4];
+      multiply_parts<FORMAT, false>(state, job, row, right, lane, y);
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], of[i % 2]);
+      if (HIGH_) {
+        add_records(s, job, tile, n, lane, y);
+      } else {
+        add_products(s, job, row, from, n, lane, y);
+      }
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) {
+        i32 channel = row + i / 2 * 8;
+        if (channel < state.rows) sums[(c + i % 2) * s.sums + channel] = y[i];
+      }
+    }
+    Base::substitute(params, job, first, end);
+  }
+
+  // What records [from, n) bring to the columns, as add_records takes it.
+  static DEVICE void bring_products(const Pipeline &s, const Job &job, i32 from, i32 n, Lane lane) {
+#pragma unroll 1
+    for (i32 first = 0; first < n; first += TILE) {
+      Brought r;
+#pragma unroll
+      for (i32 half = 0; half < 2; half++) {
+        i32 i = first + 8 * half + 2 * lane.quad;
+        const float *brings = weights_at(s, job) + i * MAX_COLUMNS + lane.group;
+        // Behind the last record is what was there before.
+        float a = i >= from && i < n ? brings[0] : 0.0f, b = i + 1 >= from && i + 1 < n ? brings[MAX_COLUMNS] : 0.0f;
+        split(a, b, r.upper[half], r.lower[half]);
+      }
+      brought_at(s)[first / TILE * WARP] = r;
+    }
+  }
+
+  // y += what they bring, in fp32.
+  static DEVICE void add_products(const Pipeline &s, const Job &job, i32 row, i32 from, i32 n, Lane lane, float (&y)[4]) {
+    const float *brings = weights_at(s, job) + 2 * lane.quad;
+#pragma unroll 2
+    for (i32 i = from; i < n; i++) {
+      const char *values = values_at(s, job) + i * s.value_stride;
+      float2 weight = *(const float2 *)(brings + i * MAX_COLUMNS);
+      float low = value_at<true>(values, row), high = value_at<true>(values, row + 8);
+      y[0] = fma(weight.x, low, y[0]);
+      y[1] = fma(weight.y, low, y[1]);
+      y[2] = fma(weight.x, high, y[2]);
+      y[3] = fma(weight.y, high, y[3]);
+    }
+  }
+
+  static DEVICE void record_rest(const Params &params, const Job &job, bool high) {
+#pragma unroll 1
+    for (i32 t = 0; t < job.item->len; t++) {
+      i32 at = job.item->at + t;
+      if (at >= params.family.ring_rows) at -= params.family.ring_rows;
+      float g[OF_LANE];
+      load_lane(token_logs_at(params.pipeline, job.keys, t), F32, g);
+      ((float4 *)(job.head->gate_ring + at * LOG_BYTES))[lane_index()] =
+          make_float4(canonical(g[0]), canonical(g[1]), canonical(g[2]), canonical(g[3]));
+    }
+    Base::record_rest(params, job, high);
+  }
+
+  // ---- Folders ----
+
+  // Log decays are in the factors.
+  static DEVICE float2 gate_of_record(const Head &head, i32 row) { return make_float2(((const float *)head.beta_ring)[row], 0.0f); }
+
+  // Factors of the decays of a head's records, by all folders together: a block of columns a warp.
+  static DEVICE void widen_more(const Params &p, const Item &item, const Head &head, i32 me) {
+    const Pipeline &s = p.pipeline;
+#pragma unroll 2
+    for (i32 i = me; i < item.records * BLOCKS; i += s.folders) {
+      i32 record = i / BLOCKS, j = i % BLOCKS, row = item.first + record;
+      if (row >= p.family.ring_rows) row -= p.family.ring_rows;
+      Decay d = decay_of(((const float *)head.gate_ring)[row * COLUMNS + j * BLOCK + lane_index()]);
+      float *factors = wide_at(s) + record * WIDE + COLUMNS;
+      factors[j * BLOCK + lane_index()] = d.factor;
+      u32 slow = __ballot_sync(0xFFFFFFFFu, d.slow);
+      if (lane_index() == 0) ((u32 *)(factors + COLUMNS))[j] = slow;
+    }
+  }
+
+  // Takes a record into a part of a tile. fma(S, f, S) where the decay is slow; where it is fast fma(S, f, -0), which is S f to the last bit
+  // and sign.
+  static DEVICE void take_in(Tile<BLOCKS, FOLD_HALVES> &t, const float *record, float beta, const float (&v)[FOLD_HALVES], Lane lane) {
+    const float *factors = record + COLUMNS;
+    uint4 four = *(const uint4 *)(factors + COLUMNS);
+    u32 slow[BLOCKS] = {four.x, four.y, four.z, four.w};
+    if ((four.x & four.y & four.z & four.w) == ~0u) {
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++) {
+        float f[8];
+        shared8(factors, j, lane, f);
+#pragma unroll
+        for (i32 h = 0; h < FOLD_HALVES; h++)
+#pragma unroll
+          for (i32 e = 0; e < 8; e++) t.v[h][j][e] = fma(t.v[h][j][e], f[e], t.v[h][j][e]);
+      }
+    } else {
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++) {
+        float f[8];
+        shared8(factors, j, lane, f);
+        u32 bits = slow[j] >> 8 * lane.quad;
+#pragma unroll
+        for (i32 e = 0; e < 8; e++)
+#pragma unroll
+          for (i32 h = 0; h < FOLD_HALVES; h++) t.v[h][j][e] = fma(t.v[h][j][e], f[e], bits >> e & 1 ? t.v[h][j][e] : -0.0f);
+      }
+    }
+    Base::take_in(t, record, beta, v, lane);
+  }
+};
+
+}  // namespace decode
