@@ -432,15 +432,16 @@ struct Delta {
   static DEVICE void substitute(const Params &params, const Job &job, i32 first, i32 end) {
     const Pipeline &s = params.pipeline;
     const State &state = params.family.state;
+    constexpr i32 MOST = IS_KDA ? (i32)FEW : (i32)MAX_TOKENS;
     const float *sums = sums_at<HIGH_>(s);
     i32 len = job.item->len;
     __syncwarp();
     i32 last = min(end * (i32)TILE, state.rows), queries = len <= FEW ? (i32)FEW : (i32)MAX_COLUMNS;
 #pragma unroll 1
     for (i32 channel = first * TILE + lane_index(); channel < last; channel += WARP) {
-      float u[MAX_TOKENS];
+      float u[MOST];
 #pragma unroll
-      for (i32 t = 0; t < MAX_TOKENS; t++) {
+      for (i32 t = 0; t < MOST; t++) {
         if (t >= len) break;
         float seen = sums[t * s.sums + channel], o = sums[(queries + t) * s.sums + channel];
 #pragma unroll

@@ -32,6 +32,13 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     return IS_SINGLE ? (i32)Base::SINGLE_COLUMNS : (i32)MAX_COLUMNS;
   }
 
+  // Parts that a column is put down in. Where only few columns of a product are used, it has both as such; others that are fp32 are split when
+  // they are used.
+  template <bool IS_SINGLE>
+  static constexpr i32 parts_of() {
+    return HIGH_ || IS_SINGLE ? 2 : 1;
+  }
+
   // Within a stage: log decays of records, instead of gates; what records bring to columns, [record][column], as weights; behind it, of each
   // column what the checkpoint is read with, first the upper parts of all.
   static DEVICE float *logs_at(const Pipeline &s, const Job &job, i32 i) { return (float *)(job.stage + s.at_gates) + i * COLUMNS; }
@@ -169,7 +176,8 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
   // Leaves the columns as the checkpoint is read with them, which decays by 2^elapsed up to the committed position.
   template <i32 C>
   static DEVICE void put_columns(const Pipeline &s, const Job &job, const float (&column)[C][OF_LANE], const float (&elapsed)[OF_LANE]) {
-    constexpr u32 MASK = HIGH_ ? 0xFFFF0000u : 0xFFFFE000u;
+    constexpr i32 PARTS = parts_of<C == Base::SINGLE_COLUMNS>();
+    constexpr u32 MASK = PARTS == 1 ? ~0u : HIGH_ ? 0xFFFF0000u : 0xFFFFE000u;
     float decay[OF_LANE];
 #pragma unroll
     for (i32 e = 0; e < OF_LANE; e++) decay[e] = ptx_exp2_flush(elapsed[e]);
@@ -183,7 +191,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
         lower[e] = bits_of(__fsub_rn(v, from_bits(upper[e])));
       }
       put_part(part_at<C == Base::SINGLE_COLUMNS>(s, job, c), upper);
-      put_part(part_at<C == Base::SINGLE_COLUMNS>(s, job, C + c), lower);
+      if (PARTS > 1) put_part(part_at<C == Base::SINGLE_COLUMNS>(s, job, C + c), lower);
     }
   }
   static DEVICE void put_part(char *to, const u32 (&bits)[OF_LANE]) {
@@ -282,7 +290,6 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     constexpr i32 C = columns_of<IS_SINGLE>(), N = IS_SINGLE ? WARP / 2 : (i32)WARP, RECORDS = N / C;
     const Pipeline &s = params.pipeline;
     i32 n = job.item->records;
-    if (!IS_SINGLE) weigh_own(s, job);
     float column[C][OF_LANE], elapsed[OF_LANE] = {}, norm = Base::template column_norm<IS_SINGLE>(s, job, lane_index() / (WARP / N) % C);
     load_columns(s, job, column);
     if (IS_SINGLE && lane_index() == 0) weights_at(s, job)[n * C + 1] = *own_product_at(s, job.keys);
@@ -291,6 +298,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     for (; first >= 0; first -= RECORDS) weigh_some<N, C, true>(s, job, first, column, elapsed, norm);
     if (first > -RECORDS) weigh_some<N, C, false>(s, job, first, column, elapsed, norm);
     put_columns(s, job, column, elapsed);
+    if (!IS_SINGLE) weigh_own(s, job);
   }
 
   // What a tile that stands by itself, in front of record from, is read with.
@@ -350,16 +358,14 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
           ptx_mma_m16n8k16_bf16(lower[1], odd, low[1], lower[1]);
         }
       } else {
-        u32 high[8], low[8];
-        float a[8], b[8];
-        load_eight(with.at + j * BLOCK * 4, high);
-        if (!IS_SINGLE) load_eight(with.at + j * BLOCK * 4 + MAX_COLUMNS * PART_BYTES, low);
+        float a[8], b[8], c[8];
+        load8_32(with.at + j * BLOCK * 4, c);
         row_of<FORMAT>(s, job.stage, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
         row_of<FORMAT>(s, job.stage, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
 #pragma unroll
         for (i32 i = 0; i < 4; i++) {
           float v[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
-          u32 first[4], second[4], right[2] = {high[2 * i], high[2 * i + 1]};
+          u32 first[4], second[4], right[2] = {bits_of(c[2 * i]) & 0xFFFFE000u, bits_of(c[2 * i + 1]) & 0xFFFFE000u};
 #pragma unroll
           for (i32 e = 0; e < 4; e++) {
             first[e] = bits_of(v[e]) & 0xFFFFE000u;
@@ -368,7 +374,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
           ptx_mma_m16n8k8_tf32(upper[i % 2], first, right, upper[i % 2]);
           ptx_mma_m16n8k8_tf32(lower[i % 2], second, right, lower[i % 2]);
           if (!IS_SINGLE) {
-            u32 rest[2] = {low[2 * i], low[2 * i + 1]};
+            u32 rest[2] = {bits_of(__fsub_rn(c[2 * i], from_bits(right[0]))), bits_of(__fsub_rn(c[2 * i + 1], from_bits(right[1])))};
             ptx_mma_m16n8k8_tf32(lower[i % 2], first, rest, lower[i % 2]);
           }
         }
@@ -376,11 +382,6 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     }
 #pragma unroll
     for (i32 i = 0; i < 4; i++) out[i] = __fadd_rn(__fadd_rn(upper[0][i], upper[1][i]), __fadd_rn(lower[0][i], lower[1][i]));
-  }
-  static DEVICE void load_eight(const char *at, u32 (&word)[8]) {
-    uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + 16);
-    word[0] = a.x, word[1] = a.y, word[2] = a.z, word[3] = a.w;
-    word[4] = b.x, word[5] = b.y, word[6] = b.z, word[7] = b.w;
   }
 
   // Outputs of the tiles [first, end) of a head, and records of v and u.

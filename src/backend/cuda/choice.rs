@@ -123,11 +123,14 @@ impl Shape {
         if self.kda { COLUMNS * 4 } else { 8 }
     }
 
-    /// Bytes of what a checkpoint is read with, where that is not keys and queries as they came: two parts of each column, as precise as the
-    /// readout.
+    /// Bytes of what a checkpoint is read with, where that is not keys and queries as they came: of one token two parts of each column as precise
+    /// as the readout; of several 32 bits of each element.
     fn part_bytes(&self) -> i32 {
-        let columns = if self.tokens == 1 { self.single_columns } else { self.columns };
-        if self.kda { 2 * columns * COLUMNS * self.element_bytes } else { 0 }
+        match (self.kda, self.tokens) {
+            (false, _) => 0,
+            (true, 1) => 2 * self.single_columns * COLUMNS * self.element_bytes,
+            (true, _) => self.columns * COLUMNS * 4,
+        }
     }
 
     /// Bytes of the products of an item's keys with its queries; or the log decays of its tokens, and the biases that they are made with.
@@ -415,14 +418,17 @@ mod tests {
     }
 
     /// Of published models.
-    const FAMILIES: [Family; 6] = [
+    const FAMILIES: [Family; 7] = [
         mamba2(96, 80, 8),
         mamba2(128, 64, 8),
         mamba2(256, 64, 8),
         mamba2(80, 64, 1),
         delta(DeltaKind::Gdn, 16, 32),
         delta(DeltaKind::Gdn, 16, 64),
+        KDA,
     ];
+
+    const KDA: Family = delta(DeltaKind::Kda, 32, 32);
 
     fn pool(family: &Family, (format, readout): (Format, Readout)) -> PoolConfig {
         let u_dtype = if readout == Readout::High { Dtype::Bf16 } else { Dtype::F32 };
@@ -456,7 +462,11 @@ mod tests {
             for (rows, tokens) in [1, 8, 32, 128, 256, 512].into_iter().flat_map(|rows| [1, 4, 8].map(|t| (rows, t))) {
                 for (window, has_z) in [(16, false), (32, true), (32, false), (64, true)] {
                     for (number, (device, on_multiprocessor)) in DEVICES.iter().enumerate() {
-                        let shape = Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), has_z).unwrap();
+                        let Some(shape) = Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), has_z)
+                        else {
+                            assert!(*family == KDA && tokens > MAX_KDA_TOKENS.into());
+                            continue;
+                        };
                         let Some(choice) = Choice::of(&shape, device, &Tuning::of(device.arch, shape.tokens)) else {
                             continue;
                         };
@@ -497,10 +507,16 @@ mod tests {
         for (family, way) in FAMILIES.iter().flat_map(|family| WAYS.map(|way| (family, way))) {
             for (tokens, window) in [(1, 16), (4, 32), (8, 64)] {
                 assert!(
-                    choice(family, way, 8, tokens, window, &device).is_some(),
+                    choice(family, way, 8, tokens, window, &device).is_some() || (*family == KDA && tokens == 8),
                     "{family:?} {way:?}, {tokens} tokens"
                 );
             }
+        }
+        // A head is brought while another is at work.
+        let high = (Format::Split32, Readout::High);
+        for (way, tokens, window) in [(high, 1, 16), (high, 1, 32), (high, 4, 32), ((Format::F32, Readout::Full), 1, 16)] {
+            let choice = choice(&KDA, way, 256, tokens, window, &device).unwrap();
+            assert!(choice.pipeline.stages >= 2, "{way:?}, {tokens} tokens: {choice:?}");
         }
     }
 
@@ -521,9 +537,16 @@ mod tests {
             assert_eq!((p.value_stride % 16, p.stage_bytes % 128, p.key_bytes % 128), (0, 0, 0));
             // Elapsed: of each record, and 1 behind the last, four at a time; decays; what the step's tokens bring; what records weigh.
             let before = p.history + 4 + MAX_TOKENS;
-            let brought = match shape.tokens {
-                1 => records * if is_delta { 2 } else { 1 } * 4,
-                _ => (shape.columns * MAX_TOKENS + p.history) * 4,
+            let brought = match (shape.tokens, shape.kda) {
+                (1, _) => records * if is_delta { 2 } else { 1 } * 4,
+                (_, false) => (shape.columns * MAX_TOKENS + p.history) * 4,
+                (_, true) => (shape.columns * MAX_TOKENS + p.history * MAX_COLUMNS) * 4,
+            };
+            // Of decays per column: logs of records and of tokens, biases, factors and a word of bits for 32 of them; two parts of k and q.
+            let [gates, token_gates, factors, parts] = match (shape.kda, shape.tokens) {
+                (false, _) => [records * 8, shape.columns * p.products * 4, 0, 0],
+                (true, 1) => [records, 2, records, shape.element_bytes].map(|rows| rows * COLUMNS * 4),
+                (true, _) => [records, shape.tokens + 1, records, MAX_COLUMNS].map(|rows| rows * COLUMNS * 4),
             };
             let token_bytes = shape.token_rows * shape.tokens * p.value_stride;
             in_order(
@@ -532,8 +555,8 @@ mod tests {
                     (0, p.plane_bytes, 128),
                     (p.at_values, records * p.value_stride, 128),
                     (p.at_z, token_bytes, 16),
-                    (p.at_gates, records * 8, 16),
-                    (p.at_weights, before * 4 + brought, 16),
+                    (p.at_gates, gates, 16),
+                    (p.at_weights, before * 4 + brought + parts, 16),
                 ],
                 p.stage_bytes,
             );
@@ -545,7 +568,7 @@ mod tests {
                     (0, records * ROW_BYTES, 128),
                     (p.at_queries, shape.tokens * ROW_BYTES, 16),
                     (p.at_norms, (p.history + MAX_TOKENS) * 4, 4),
-                    (p.at_products, shape.columns * p.products * 4, 16),
+                    (p.at_products, token_gates, 16),
                 ],
                 p.key_bytes,
             );
@@ -568,7 +591,7 @@ mod tests {
                     (p.at_keys, p.keys * p.key_bytes, 128),
                     (p.at_own_gates, PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 16),
                     (p.at_sums, p.consumers * p.sum_columns * p.sums * 4, 16),
-                    (p.at_wide, records * COLUMNS * 4, 16),
+                    (p.at_wide, records * COLUMNS * 4 + factors + factors / 32, 16),
                     (p.at_units, p.folders * FOLD_RECORDS * FOLD_STRIDE * 4, 16),
                 ],
                 choice.shared_bytes as i32,
@@ -612,7 +635,7 @@ mod tests {
         assert!(!takes(usual, 0, 16) && !takes(usual, 9, 16), "tokens");
         assert!(!takes(usual, 1, MAX_HISTORY + 1), "history");
         assert!(takes(&mamba2(4, 24, 1), 1, 16) && !takes(&mamba2(4, 20, 1), 1, 16), "channels");
-        assert!(!takes(&delta(DeltaKind::Kda, 32, 32), 1, 16), "a family without such a kernel");
+        assert!(takes(&KDA, 4, 16) && !takes(&KDA, 5, 16), "tokens of Kimi Delta Attention");
         let small = Device { shared_bytes: 16 << 10, ..device };
         assert!(choice(usual, high, 8, 1, 16, &small).is_none(), "shared memory");
         // Kept tokens are history as those of the window are.
