@@ -25,11 +25,11 @@ enum : i32 {
   BLOCKS = COLUMNS / BLOCK,
   ROW_BYTES = COLUMNS * 2,
   PLANNER = 0,
-  PRODUCER = 1,
-  WEIGHER = 2,
-  SERVICES = 3,
+  WEIGHER = 1,
+  PRODUCER = 2,               // the first of one or two
+  SERVICES = 2,               // beside producers
   FOLD_RECORDS = WARP,        // that folders take at a time
-  FOLD_STRIDE = 2 * 8 + 2,    // floats of a record there: values of 16 rows, what they weigh, and the decay
+  FOLD_STRIDE = 18,           // floats of a record there: values of 16 rows, what they weigh, and the decay
   MAX_STAGES = 12,
   MAX_KEYS = 4,
   MAX_HEADS = 4,              // of an item
@@ -82,7 +82,8 @@ struct Head {
   i16 kind;
   i16 from;    // record at which the checkpoint stands
   i16 folds;   // records that it takes in
-  i16 reserved[3];
+  i16 leads;   // whether records of keys are left with this head's
+  i16 reserved[2];
 };
 
 struct Plans {
@@ -142,6 +143,9 @@ struct Count {
   }
 };
 
+// Warps in front of consumers.
+DEVICE i32 services_of(const Pipeline &s) { return SERVICES + s.producers; }
+
 DEVICE char *stage_at(const Pipeline &s, i32 stage) { return shared_memory + stage * s.stage_bytes; }
 DEVICE char *keys_at(const Pipeline &s, i32 place) { return shared_memory + s.at_keys + place * s.key_bytes; }
 // Keys of the item that folds, decoded.
@@ -195,7 +199,7 @@ struct __align__(16) Brought {
 
 // A consumer's own, where steps have more tokens than one: of HIGH what records bring, 16 of them each; then sums, [column][channel].
 DEVICE Brought *brought_at(const Pipeline &s) {
-  return (Brought *)((float *)(shared_memory + s.at_sums) + (warp_of() - SERVICES) * s.sum_columns * s.sums) + lane_index();
+  return (Brought *)((float *)(shared_memory + s.at_sums) + (warp_of() - services_of(s)) * s.sum_columns * s.sums) + lane_index();
 }
 template <bool HIGH>
 DEVICE float *sums_at(const Pipeline &s) {
@@ -204,6 +208,9 @@ DEVICE float *sums_at(const Pipeline &s) {
 
 // Items of this block: every gridDim.x-th from its own number on.
 DEVICE i32 items_of_block(const Pipeline &s) { return (i32)((s.n_items - blockIdx.x + gridDim.x - 1) / gridDim.x); }
+
+// a / b of numbers that are not negative, which mostly fit 32 bits: a division of 64 bits is a few hundred cycles.
+DEVICE i64 quotient(i64 a, i32 b) { return (u64)a >> 32 == 0 ? (i64)((u32)a / (u32)b) : a / b; }
 
 // e^x, close to the last bits; for weights, which promise bounds.
 DEVICE float fast_exp(float x) { return ptx_exp2(__fmul_rn(x, 1.44269504f)); }
@@ -318,23 +325,39 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
   ptx_copies_arrive(full);
 }
 
+// Waits until item i is planned and there is space for its keys.
+DEVICE void await_item(i32 i, const Turn &keys) {
+  if (i % ITEMS == 0) ptx_barrier_wait(&barriers().planned[i / ITEMS % PLANS], i / ITEMS / PLANS & 1);
+  ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
+}
+
+// Of two producers each has every other stage, and the first one all keys, an item before its heads. The second one waits for items of which it
+// has heads: if these are of one head, their keys have places of their own, since places are as even as stages are.
 template <class Family, i32 FORMAT>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
-  i32 n = items_of_block(s), lane = lane_index();
-  Turn plan, stage, keys;
+  i32 n = items_of_block(s), lane = lane_index(), me = warp_of() - PRODUCER;
+  Turn stage, keys, next;
   Count count;
   // Lanes prepare copies of several heads at a time, where these have few.
   i32 each = HEAD_COPIES + 2 * s.tokens <= FEW_COPIES ? (i32)FEW_COPIES : (i32)WARP, heads = WARP / each;
+  i32 brought = 0;
 #pragma unroll 1
   for (i32 i = 0; i < n; i++) {
-    if (count.item == 0) {
-      ptx_barrier_wait(&barriers().planned[plan.place], plan.phase);
-      plan.next(PLANS);
+    if (me == 0) {
+#pragma unroll 1
+      for (; brought < min(i + 2, n); brought++) {
+        await_item(brought, next);
+        i32 plan = brought / ITEMS % PLANS, item = brought % ITEMS;
+        bring_keys<Family>(params, plans().item[plan][item], plans().head[plan][item * MAX_HEADS], keys_at(s, next.place),
+                           &barriers().keys_full[next.place]);
+        next.next(s.keys);
+      }
+    } else if (s.heads_per_item > 1 || stage.place % 2 == me) {
+      await_item(i, keys);
+    } else if (count.item == 0) {
+      ptx_barrier_wait(&barriers().planned[count.plan], i / ITEMS / PLANS & 1);
     }
-    ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
-    bring_keys<Family>(params, plans().item[count.plan][count.item], plans().head[count.plan][count.item * MAX_HEADS], keys_at(s, keys.place),
-                       &barriers().keys_full[keys.place]);
     Copy copy = {};
 #pragma unroll 1
     for (i32 h = 0; h < s.heads_per_item; h++) {
@@ -342,9 +365,11 @@ DEVICE void produce(const typename Family::Params &params) {
         i32 of = min(h + lane / each, s.heads_per_item - 1), of_stage = stage.place + of - h;
         copy = copy_of_head<Family>(params, job_of(s, count, of, of_stage < s.stages ? of_stage : of_stage % s.stages, keys.place), lane % each);
       }
-      ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
-      bring_head<Family, FORMAT>(params, job_of(s, count, h, stage.place, keys.place), copy, lane / each == h % heads,
-                                 &barriers().full[stage.place]);
+      if (s.producers == 1 || stage.place % 2 == me) {
+        ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
+        bring_head<Family, FORMAT>(params, job_of(s, count, h, stage.place, keys.place), copy, lane / each == h % heads,
+                                   &barriers().full[stage.place]);
+      }
       stage.next(s.stages);
     }
     keys.next(s.keys);
@@ -495,7 +520,7 @@ DEVICE void row_of(const State &s, const char *plane, i32 element, float (&v)[8]
   }
 }
 
-// Products of the lane's two rows with one column, summed over the quad.
+// Products of a row and the next one with one column, summed over the quad.
 template <i32 FORMAT>
 DEVICE void read_rows(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[2]) {
   float sum[2][2] = {};
@@ -506,7 +531,7 @@ DEVICE void read_rows(const State &s, const char *plane, i32 row, const char *co
 #pragma unroll
     for (i32 h = 0; h < 2; h++) {
       float v[8];
-      row_of<FORMAT>(s, plane, (row + 8 * h) * COLUMNS + BLOCK * j + 8 * lane.quad, v);
+      row_of<FORMAT>(s, plane, (row + h) * COLUMNS + BLOCK * j + 8 * lane.quad, v);
 #pragma unroll
       for (i32 i = 0; i < 4; i++) {
         sum[h][0] = fma(v[2 * i], pair_low(pairs[i]), sum[h][0]);
@@ -522,15 +547,15 @@ DEVICE void read_rows(const State &s, const char *plane, i32 row, const char *co
   }
 }
 
-// The same as multiply with fp32 rows: both halves of their bits, 22 in all, with columns that are exact.
-template <i32 FORMAT>
+// The same as multiply with fp32 rows, SECOND apart: both halves of their bits, 22 in all, with columns that are exact.
+template <i32 FORMAT, i32 SECOND>
 DEVICE void multiply_full(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
   float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
   for (i32 j = 0; j < BLOCKS; j++) {
     float a[8], b[8];
     row_of<FORMAT>(s, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
-    row_of<FORMAT>(s, plane, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+    row_of<FORMAT>(s, plane, (row + SECOND) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
     uint4 c = *(const uint4 *)(column + 2 * BLOCK * j);
     u32 pairs[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
@@ -650,11 +675,21 @@ DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job
                (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
 }
 
+// Outputs of two neighbouring channels.
+DEVICE void put_pair(i32 dtype, char *to, float first, float second) {
+  if (dtype == BF16 && (u64)to % 4 == 0) {
+    *(u32 *)to = to_bf16(first) | (u32)to_bf16(second) << 16;
+  } else {
+    store_one(to, dtype, first);
+    store_one(to + size_of(dtype), dtype, second);
+  }
+}
+
 template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
 DEVICE void consume(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   Lane lane = lane_of(threadIdx.x);
-  i32 n = items_of_block(s), me = warp_of() - SERVICES;
+  i32 n = items_of_block(s), me = warp_of() - services_of(s);
   Turn stage, keys;
   stage.place = me;
   u32 use = 1;  // of the stage
@@ -918,7 +953,7 @@ DEVICE void fold_tile(const typename Family::Params &params, const Unit &unit, i
 template <class Family, i32 FORMAT>
 DEVICE void fold(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
-  i32 me = warp_of() - SERVICES - s.consumers;
+  i32 me = warp_of() - services_of(s) - s.consumers;
   u32 phase = 0;
   // There is no plan before the first ones.
   if (lane_index() == 0) ptx_barrier_arrive(&barriers().begun[PLANS - 1]);
@@ -991,11 +1026,11 @@ DEVICE void run(const typename Family::Params &params) {
   __syncthreads();
   if (warp_of() == PLANNER) {
     plan<Family>(params);
-  } else if (warp_of() == PRODUCER) {
-    produce<Family, FORMAT>(params);
   } else if (warp_of() == WEIGHER) {
     weigh<Family, IS_SINGLE>(params);
-  } else if (warp_of() < SERVICES + s.consumers) {
+  } else if (warp_of() < services_of(s)) {
+    produce<Family, FORMAT>(params);
+  } else if (warp_of() < services_of(s) + s.consumers) {
     consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
   } else {
     fold<Family, FORMAT>(params);

@@ -231,7 +231,8 @@ struct Pipeline {
   // Heads, and items' keys, that there is space for at a time.
   i32 stages;
   i32 keys;
-  // Warps that compute outputs, and warps that fold.
+  // Warps that bring, that compute outputs, and that fold.
+  i32 producers;
   i32 consumers;
   i32 folders;
   // Tokens of a row at most; records and tokens, a multiple of 16.

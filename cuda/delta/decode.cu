@@ -47,7 +47,7 @@ struct Delta {
     const DeltaParams &p = params.family;
     const Pipeline &pipeline = params.pipeline;
     const State &s = p.state;
-    i64 row = number / pipeline.items_per_row;
+    i64 row = quotient(max(number, 0ll), pipeline.items_per_row);
     i32 within = (i32)(number - row * pipeline.items_per_row);
     bool exists = number >= 0 && h < pipeline.heads_per_item;
     i32 first = exists ? head_of(params, within, 0) : 0, head = exists ? head_of(params, within, h) : 0;
@@ -91,6 +91,7 @@ struct Delta {
         }
         gates[t] = make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, g);
       }
+      to.leads = p.is_tiled ? head < p.qk_heads : head % (s.heads / p.qk_heads) == 0;
       if (bad) {
         fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
         kind = ZERO;
@@ -138,7 +139,7 @@ struct Delta {
     item.flush_before = flush_before;
     item.seed = cursor.seed;
     item.flush = flush;
-    item.at = (i32)(item.position % p.ring_rows);
+    item.at = (i32)(item.position - quotient(item.position, p.ring_rows) * p.ring_rows);
     item.first = item.at - records;
     if (item.first < 0) item.first += p.ring_rows;
     item.key_ring = (const char *)own_part(p.ring_k, r.ring) + key * p.ring_rows * ROW_BYTES;
@@ -323,7 +324,7 @@ struct Delta {
     }
   }
 
-  // One token: the products of four tiles with k and q, of two channels a lane: lane.group and the eighth behind it of tile lane.quad.
+  // One token: the products of four tiles with k and q, of two neighbouring channels a lane: 2 lane.group and the next one of tile lane.quad.
   template <i32 FORMAT>
   static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
     const Pipeline &s = params.pipeline;
@@ -333,13 +334,13 @@ struct Delta {
     float y[4] = {};
 #pragma unroll 1
     for (i32 tile = 0; tile < n_tiles; tile++) {
-      i32 row = (first + tile) * TILE + lane.group;
+      i32 row = (first + tile) * TILE + 2 * lane.group;
       float seen[4];
       if (HIGH_) {
         const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
-        multiply(low, low + 8 * ROW_BYTES, column, seen);
+        multiply(low, low + ROW_BYTES, column, seen);
       } else {
-        multiply_full<FORMAT>(state, job.stage, row, column, lane, seen);
+        multiply_full<FORMAT, 1>(state, job.stage, row, column, lane, seen);
       }
 #pragma unroll
       for (i32 i = 0; i < 4; i++) y[i] = tile == lane.quad ? seen[i] : y[i];
@@ -353,17 +354,25 @@ struct Delta {
   // The rest of it, from what the checkpoint brings on.
   static DEVICE void finish_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, float (&y)[4], u64 *empty,
                                    Lane lane) {
+    const DeltaParams &p = params.family;
     const Pipeline &s = params.pipeline;
-    const State &state = params.family.state;
+    const State &state = p.state;
     i32 n = job.item->records;
-    i32 channel = (first + lane.quad) * TILE + lane.group;
-    bool has_first = lane.quad < n_tiles && channel < state.rows, has_second = has_first && channel + 8 < state.rows;
-    i32 at = has_first ? channel : 0, second = has_second ? 8 : 0;
+    i32 channel = (first + lane.quad) * TILE + 2 * lane.group;
+    bool exists = lane.quad < n_tiles && channel < state.rows;
+    i32 at = exists ? channel : 0;
     const float2 *brought = (const float2 *)weights_at(s, job);
+    const char *values = values_at(s, job) + at * VALUE_BYTES;
 #pragma unroll 4
     for (i32 i = from; i < n; i++) {
-      const char *row = values_at(s, job) + i * s.value_stride;
-      float u[2] = {value_at<!HIGH_>(row, at), value_at<!HIGH_>(row, at + second)};
+      float u[2];
+      if (HIGH_) {
+        u32 pair = *(const u32 *)(values + i * s.value_stride);
+        u[0] = pair_low(pair), u[1] = pair_high(pair);
+      } else {
+        float2 pair = *(const float2 *)(values + i * s.value_stride);
+        u[0] = pair.x, u[1] = pair.y;
+      }
       float2 weight = brought[i];
       y[0] = fma(weight.x, u[0], y[0]);
       y[1] = fma(weight.y, u[0], y[1]);
@@ -371,14 +380,19 @@ struct Delta {
       y[3] = fma(weight.y, u[1], y[3]);
     }
     float beta = job.gates[0].x, own = brought[n].y;
-    u16 v[2] = {own_v(s, job, 0)[at], own_v(s, job, 0)[at + second]};
+    u32 v = *(const u32 *)(own_v(s, job, 0) + at);
     free_stage(empty);
-#pragma unroll
-    for (i32 h = 0; h < 2; h++) {
-      if (h == 0 ? !has_first : !has_second) continue;
-      float u = beta * (from_bf16(v[h]) - y[2 * h]);
-      put(params, job, 0, channel + 8 * h, v[h], u, fma(own, u, y[2 * h + 1]));
+    if (!exists) return;
+    float u[2] = {beta * (pair_low(v) - y[0]), beta * (pair_high(v) - y[2])};
+    i32 record = job.item->at * state.rows + channel;
+    *(u32 *)((u16 *)job.head->raw_ring + record) = v;
+    if (HIGH_) {
+      *(u32 *)((u16 *)job.head->value_ring + record) = to_bf16(u[0]) | (u32)to_bf16(u[1]) << 16;
+    } else {
+      *(float2 *)((float *)job.head->value_ring + record) = make_float2(canonical(u[0]), canonical(u[1]));
     }
+    put_pair(p.out.dtype, job.head->out + channel * (i32)size_of(p.out.dtype), __fmul_rn(p.scale, fma(own, u[0], y[1])),
+             __fmul_rn(p.scale, fma(own, u[1], y[3])));
   }
 
   // What token i of the step brings to a column.
@@ -409,7 +423,7 @@ struct Delta {
           const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
           multiply(low, low + 8 * ROW_BYTES, column, y);
         } else {
-          multiply_full<FORMAT>(state, job.stage, row, column, lane, y);
+          multiply_full<FORMAT, 8>(state, job.stage, row, column, lane, y);
         }
 #pragma unroll
         for (i32 i = 0; i < 4; i++) y[i] *= of[i % 2];
@@ -464,7 +478,7 @@ struct Delta {
     const DeltaParams &p = params.family;
     const State &s = p.state;
     i32 len = job.item->len, lane = lane_index(), n = job.item->records;
-    bool leads = p.is_tiled ? job.number < p.qk_heads : job.number % (s.heads / p.qk_heads) == 0;
+    bool leads = job.head->leads;
     if (lane < len) {
       i32 at = job.item->at + lane;
       if (at >= p.ring_rows) at -= p.ring_rows;

@@ -337,15 +337,17 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
         to.pairs[part][j] = *(const uint4 *)(to.at + part * MAX_COLUMNS * PART_BYTES + j * BLOCK * (PART_BYTES / COLUMNS));
   }
 
-  // Products of rows row and row + 8 of the checkpoint, as with multiply; of one token with both parts of k and q, column by column.
+  // Products of two rows of the checkpoint, next to each other of one token, and else eight apart, as with multiply; of one token with both parts of
+  // k and q, column by column.
   template <i32 FORMAT, bool IS_SINGLE>
   static DEVICE void multiply_parts(const State &s, const Job &job, i32 row, const Right<IS_SINGLE> &with, Lane lane, float (&out)[4]) {
+    constexpr i32 SECOND = IS_SINGLE ? 1 : 8;
     float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
       if constexpr (HIGH_) {
         const char *at = job.stage + row * ROW_BYTES + 16 * lane.quad + 2 * BLOCK * j;
-        uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + 8 * ROW_BYTES);
+        uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + SECOND * ROW_BYTES);
         u32 even[4] = {a.x, b.x, a.y, b.y}, odd[4] = {a.z, b.z, a.w, b.w};
         uint4 c = with.pairs[0][j];
         u32 high[2][2] = {{c.x, c.y}, {c.z, c.w}};
@@ -361,7 +363,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
         float a[8], b[8], c[8];
         load8_32(with.at + j * BLOCK * 4, c);
         row_of<FORMAT>(s, job.stage, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
-        row_of<FORMAT>(s, job.stage, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+        row_of<FORMAT>(s, job.stage, (row + SECOND) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
 #pragma unroll
         for (i32 i = 0; i < 4; i++) {
           float v[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
@@ -412,7 +414,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
 #pragma unroll 1
     for (i32 tile = 0; tile < n_tiles; tile++) {
       float seen[4];
-      multiply_parts<FORMAT, true>(params.family.state, job, (first + tile) * TILE + lane.group, right, lane, seen);
+      multiply_parts<FORMAT, true>(params.family.state, job, (first + tile) * TILE + 2 * lane.group, right, lane, seen);
 #pragma unroll
       for (i32 i = 0; i < 4; i++) {
         y[i] = tile == lane.quad ? seen[i] : y[i];

@@ -29,7 +29,7 @@ struct Mamba2 {
     const Pipeline &pipeline = params.pipeline;
     const State &s = p.state;
     i32 heads = pipeline.heads_per_item;
-    i64 row = number / pipeline.items_per_row;
+    i64 row = quotient(max(number, 0ll), pipeline.items_per_row);
     i32 first = (i32)(number - row * pipeline.items_per_row) * heads, head = first + h;
     bool exists = number >= 0 && h < heads;
     Row r = {};
@@ -68,6 +68,7 @@ struct Mamba2 {
         if (p.softplus) dt = softplus(dt);
         gates[t] = make_float2(dt, __fmul_rn(a, dt));
       }
+      to.leads = head % p.heads_per_group == 0;
       if (bad) {
         fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
         kind = ZERO;
@@ -113,7 +114,7 @@ struct Mamba2 {
     item.flush_before = flush_before;
     item.seed = cursor.seed;
     item.flush = flush;
-    item.at = (i32)(item.position % p.ring_rows);
+    item.at = (i32)(item.position - quotient(item.position, p.ring_rows) * p.ring_rows);
     item.first = item.at - records;
     if (item.first < 0) item.first += p.ring_rows;
     item.key_ring = (const char *)own_part(p.ring_b, r.ring) + group * p.ring_rows * ROW_BYTES;
@@ -190,7 +191,7 @@ struct Mamba2 {
     }
   }
 
-  // One token: the products of four tiles with it, of two channels a lane: lane.group and the eighth behind it of tile lane.quad.
+  // One token: the products of four tiles with it, of two neighbouring channels a lane: 2 lane.group and the next one of tile lane.quad.
   template <i32 FORMAT, bool HIGH>
   static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
     const Mamba2Params &p = params.family;
@@ -200,33 +201,36 @@ struct Mamba2 {
     const char *column = job.keys + s.at_queries + 16 * lane.quad;
     float y[2] = {};
     if (HIGH) {
-      // All columns of the product are the token's.
+      // All columns of the product are the token's. Rows next to each other begin in the same bank: every other one goes through blocks in
+      // another order, and so does every other column, where its products are.
+      i32 other = lane.group & 1;
       uint4 c[BLOCKS];
 #pragma unroll
-      for (i32 j = 0; j < BLOCKS; j++) c[j] = *(const uint4 *)(column + 2 * BLOCK * j);
+      for (i32 j = 0; j < BLOCKS; j++) c[j] = *(const uint4 *)(column + 2 * BLOCK * (j ^ other));
 #pragma unroll
       for (i32 tile = 0; tile < 4; tile++) {
         if (tile >= n_tiles) break;
-        const char *low = job.stage + ((first + tile) * TILE + lane.group) * ROW_BYTES + 16 * lane.quad;
+        const char *low = job.stage + ((first + tile) * TILE + 2 * lane.group) * ROW_BYTES + 16 * lane.quad;
         float even[4] = {}, odd[4] = {};
 #pragma unroll
         for (i32 j = 0; j < BLOCKS; j++) {
-          uint4 a = *(const uint4 *)(low + 2 * BLOCK * j), b = *(const uint4 *)(low + 8 * ROW_BYTES + 2 * BLOCK * j);
+          const char *at = low + 2 * BLOCK * (j ^ other);
+          uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + ROW_BYTES);
           u32 left[4] = {a.x, b.x, a.y, b.y}, right[2] = {c[j].x, c[j].y};
           ptx_mma_m16n8k16_bf16(even, left, right, even);
           u32 left_odd[4] = {a.z, b.z, a.w, b.w}, right_odd[2] = {c[j].z, c[j].w};
           ptx_mma_m16n8k16_bf16(odd, left_odd, right_odd, odd);
         }
         if (tile == lane.quad) {
-          y[0] = even[0] + odd[0];
-          y[1] = even[2] + odd[2];
+          y[0] = other ? even[1] + odd[1] : even[0] + odd[0];
+          y[1] = other ? even[3] + odd[3] : even[2] + odd[2];
         }
       }
     } else {
 #pragma unroll 1
       for (i32 tile = 0; tile < n_tiles; tile++) {
         float sums[2];
-        read_rows<FORMAT>(state, job.stage, (first + tile) * TILE + lane.group, column, lane, sums);
+        read_rows<FORMAT>(state, job.stage, (first + tile) * TILE + 2 * lane.group, column, lane, sums);
         if (tile == lane.quad) {
           y[0] = sums[0];
           y[1] = sums[1];
@@ -236,39 +240,24 @@ struct Mamba2 {
     float elapsed = elapsed_at(s, job)[from];
     y[0] = __fmul_rn(y[0], elapsed);
     y[1] = __fmul_rn(y[1], elapsed);
-    i32 channel = (first + lane.quad) * TILE + lane.group;
-    bool has_first = lane.quad < n_tiles && channel < state.rows, has_second = has_first && channel + 8 < state.rows;
-    i32 at = has_first ? channel : 0, second = has_second ? 8 : 0;
-    const u16 *values = (const u16 *)values_at(s, job) + at;
+    i32 channel = (first + lane.quad) * TILE + 2 * lane.group;
+    bool exists = lane.quad < n_tiles && channel < state.rows;
+    i32 at = exists ? channel : 0;
+    const char *values = values_at(s, job) + 2 * at;
     const float *brought = weights_at(s, job);
-    u16 z[2] = {};
-    if (has_z(params)) {
-      const u16 *of_z = (const u16 *)(job.stage + s.at_z) + at;
-      z[0] = of_z[0];
-      z[1] = of_z[second];
-    }
-    float x[2] = {};
+    u32 z = has_z(params) ? *(const u32 *)(job.stage + s.at_z + 2 * at) : 0, x = 0;
 #pragma unroll 4
     for (i32 i = from; i <= n; i++) {
-      const u16 *row = values + i * state.rows;
-      x[0] = from_bf16(row[0]);
-      x[1] = from_bf16(row[second]);
-      y[0] = fma(brought[i], x[0], y[0]);
-      y[1] = fma(brought[i], x[1], y[1]);
+      x = *(const u32 *)(values + i * s.value_stride);
+      y[0] = fma(brought[i], pair_low(x), y[0]);
+      y[1] = fma(brought[i], pair_high(x), y[1]);
     }
     free_stage(empty);
-    u16 *record = (u16 *)job.head->value_ring + job.item->at * state.rows + channel;
-#pragma unroll
-    for (i32 h = 0; h < 2; h++) {
-      y[h] = finish(params, job, at + h * second, x[h], from_bf16(z[h]), y[h]);
-      if (h == 0 ? !has_first : !has_second) continue;
-      record[8 * h] = (u16)(bits_of(x[h]) >> 16);
-      if (p.out.dtype == BF16) {
-        ((u16 *)job.head->out)[channel + 8 * h] = to_bf16(y[h]);
-      } else {
-        store_one(job.head->out + (channel + 8 * h) * size_of(p.out.dtype), p.out.dtype, y[h]);
-      }
-    }
+    y[0] = finish(params, job, at, pair_low(x), pair_low(z), y[0]);
+    y[1] = finish(params, job, at + 1, pair_high(x), pair_high(z), y[1]);
+    if (!exists) return;
+    *(u32 *)(job.head->value_ring + job.item->at * s.value_stride + 2 * channel) = x;
+    put_pair(p.out.dtype, job.head->out + channel * (i32)size_of(p.out.dtype), y[0], y[1]);
   }
 
   template <i32 FORMAT, bool HIGH>
@@ -293,7 +282,7 @@ struct Mamba2 {
         const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
         multiply(low, low + 8 * ROW_BYTES, column, y);
       } else {
-        multiply_full<FORMAT>(state, job.stage, row, column, lane, y);
+        multiply_full<FORMAT, 8>(state, job.stage, row, column, lane, y);
       }
 #pragma unroll
       for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], elapsed);
@@ -339,13 +328,7 @@ struct Mamba2 {
         u32 z = has_z(params) ? *(const u32 *)(job.stage + s.at_z + t * s.value_stride + 2 * channel) : 0;
         y.x = finish(params, job, channel, pair_low(pair), pair_low(z), y.x);
         y.y = finish(params, job, channel + 1, pair_high(pair), pair_high(z), y.y);
-        char *out = job.head->out + (t * p.out.token + channel) * size;
-        if (p.out.dtype == BF16 && (u64)out % 4 == 0) {
-          *(u32 *)out = to_bf16(y.x) | (u32)to_bf16(y.y) << 16;
-        } else {
-          store_one(out, p.out.dtype, y.x);
-          store_one(out + size, p.out.dtype, y.y);
-        }
+        put_pair(p.out.dtype, job.head->out + (t * p.out.token + channel) * size, y.x, y.y);
       }
     }
     // Sums are written again.
@@ -362,7 +345,7 @@ struct Mamba2 {
       if (at >= p.ring_rows) at -= p.ring_rows;
       ((float2 *)job.head->gate_ring)[at] = job.gates[lane];
     }
-    if (job.number % p.heads_per_group == 0) {
+    if (job.head->leads) {
 #pragma unroll 1
       for (i32 t = 0; t < len; t++) {
         i32 at = job.item->at + t;

@@ -7,7 +7,7 @@ use crate::replay::config::{DeltaKind, Family, PoolConfig, Readout, SlotsConfig}
 // As `cuda/common/decode.cuh` has them; a test compares.
 pub(super) const COLUMNS: i32 = 128;
 const ROW_BYTES: i32 = COLUMNS * 2;
-const SERVICES: i32 = 3;
+const SERVICES: i32 = 2;
 const MAX_STAGES: i32 = 12;
 const MAX_KEYS: i32 = 4;
 pub(super) const MAX_HEADS: i32 = 4;
@@ -23,7 +23,7 @@ const TILE: i32 = 16;
 pub(super) const MAX_HISTORY: i32 = 96;
 /// Floats of the records that a folder takes at a time.
 const FOLD_RECORDS: i32 = WARP;
-const FOLD_STRIDE: i32 = 2 * 8 + 2;
+const FOLD_STRIDE: i32 = 18;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
@@ -160,6 +160,8 @@ pub struct Device {
 pub struct Tuning {
     /// Blocks that a multiprocessor is to hold.
     pub blocks: i32,
+    /// Producers of a block, at most.
+    pub producers: i32,
     /// Consumers that a multiprocessor is to hold.
     pub consumers: i32,
     /// Folders that a multiprocessor is to hold.
@@ -171,7 +173,8 @@ pub struct Tuning {
 }
 
 /// Best on sm_90 of all that was tried there.
-const SM_90: Tuning = Tuning { blocks: 2, consumers: 10, folders: 4, heads_per_item: MAX_HEADS, items_per_block: 8 };
+const SM_90: Tuning =
+    Tuning { blocks: 1, producers: 2, consumers: 8, folders: 4, heads_per_item: MAX_HEADS, items_per_block: 8 };
 
 /// Heads that each of several blocks of a multiprocessor is to have space for: GDN with two of them took 477 us where one block with five
 /// took 368 (batch 256, SPLIT32 HIGH).
@@ -217,13 +220,14 @@ impl Tuning {
                 part.split_once('=').ok_or_else(|| format!("{part} has no number; expected as blocks=2"))?;
             let place = match name {
                 "blocks" => &mut tuning.blocks,
+                "producers" => &mut tuning.producers,
                 "consumers" => &mut tuning.consumers,
                 "folders" => &mut tuning.folders,
                 "heads-per-item" => &mut tuning.heads_per_item,
                 "items-per-block" => &mut tuning.items_per_block,
                 _ => {
                     return Err(format!(
-                        "{name} is unknown; expected blocks, consumers, folders, heads-per-item or items-per-block"
+                        "{name} is unknown; expected blocks, producers, consumers, folders, heads-per-item or items-per-block"
                     ));
                 }
             };
@@ -237,9 +241,10 @@ impl Tuning {
             let expected = || format!("{name} is {number}; expected a whole number from {least} to {most}");
             (least..=most).contains(&number).then_some(()).ok_or_else(expected)
         };
-        within("blocks", self.blocks, 1, MAX_WARPS / (SERVICES + 2))?;
-        within("consumers", self.consumers, self.blocks, MAX_WARPS)?;
-        within("folders", self.folders, self.blocks, MAX_WARPS - SERVICES * self.blocks - self.consumers)?;
+        within("blocks", self.blocks, 1, MAX_WARPS / (SERVICES + 3))?;
+        within("producers", self.producers, 1, 2)?;
+        within("consumers", self.consumers, self.blocks, MAX_STAGES)?;
+        within("folders", self.folders, self.blocks, MAX_WARPS - (SERVICES + self.producers) * self.blocks - self.consumers)?;
         within("items-per-block", self.items_per_block, 0, 1 << 16)?;
         // Halves of it are tried.
         within("heads-per-item", self.heads_per_item, 1, MAX_HEADS)?;
@@ -313,8 +318,11 @@ impl Choice {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
                 - behind_keys(consumers, folders);
             let least = if blocks > 1 { SHARED_STAGES } else { 1 };
-            (least..=MAX_STAGES).rev().find_map(|stages| {
-                let enough = (stages / heads_per_item + 1).clamp(2, MAX_KEYS);
+            // A consumer has stages of its own, each as many.
+            let most = MAX_STAGES / consumers * consumers;
+            (least..=most).rev().filter(|stages| stages % consumers == 0).find_map(|stages| {
+                // Those of the heads at work, and of the item behind them.
+                let enough = (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
                 let keys = (2..=enough).rev().find(|keys| stages * stage_bytes + keys * key_bytes <= bytes)?;
                 Some((stages, keys))
             })
@@ -329,13 +337,17 @@ impl Choice {
         {
             heads_per_item /= 2;
         }
-        // A consumer has stages of its own, each as many.
-        let (blocks, folders, consumers, (stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
+        // As many consumers as there can be; so many producers that each has stages of its own.
+        let (blocks, producers, folders, consumers, (stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
             let folders = tuning.folders / blocks;
-            let most = (tuning.consumers / blocks).min(MAX_WARPS / blocks - SERVICES - folders).min(MAX_STAGES);
+            let most = (tuning.consumers / blocks)
+                .min(MAX_WARPS / blocks - SERVICES - tuning.producers - folders)
+                .min(MAX_STAGES);
             (1..=most).rev().find_map(|consumers| {
                 let (stages, keys) = fit(blocks, consumers, folders, heads_per_item)?;
-                (stages >= consumers).then_some((blocks, folders, consumers, (stages / consumers * consumers, keys)))
+                let is_even = stages % 2 == 0 && (heads_per_item > 1 || keys % 2 == 0);
+                let producers = if is_even { tuning.producers } else { 1 };
+                Some((blocks, producers, folders, consumers, (stages, keys)))
             })
         })?;
         let items_per_row = shape.heads / heads_per_item;
@@ -347,6 +359,7 @@ impl Choice {
             heads_per_item,
             stages,
             keys,
+            producers,
             consumers,
             folders,
             tokens: shape.tokens,
@@ -375,7 +388,7 @@ impl Choice {
         Some(Choice {
             blocks_each: blocks,
             blocks: n_items.min(i64::from(device.multiprocessors * blocks)),
-            threads: ((consumers + folders + SERVICES) * WARP) as u32,
+            threads: ((consumers + folders + producers + SERVICES) * WARP) as u32,
             shared_bytes: (at_own_gates + behind_keys(consumers, folders)) as u32,
             pipeline,
         })
@@ -490,8 +503,9 @@ mod tests {
             assert!(p.keys <= ITEMS);
             assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
             // Each has stages of its own, as many as any other.
-            assert!(p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
-            assert_eq!(threads as i32, (p.consumers + p.folders + SERVICES) * WARP);
+            assert!(p.producers == 1 || p.heads_per_item > 1 || p.keys % 2 == 0, "{choice:?}");
+            assert!(p.stages % p.producers == 0 && p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
+            assert_eq!(threads as i32, (p.producers + p.consumers + p.folders + SERVICES) * WARP);
             assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
             assert!(p.heads_per_item <= MAX_HEADS && shape.sharing % p.heads_per_item == 0, "{choice:?}");
             assert!(p.history >= shape.history + shape.tokens && p.history % TILE == 0);
@@ -724,16 +738,19 @@ mod tests {
     #[cfg(feature = "bench")]
     #[test]
     fn a_tuning_that_is_tried_out_is_checked() {
-        let text = "blocks=1,consumers=6,heads-per-item=2,items-per-block=4";
-        let tuning = Tuning { blocks: 1, consumers: 6, heads_per_item: 2, items_per_block: 4 };
+        let text = "blocks=1,producers=1,consumers=6,folders=3,heads-per-item=2,items-per-block=4";
+        let tuning =
+            Tuning { blocks: 1, producers: 1, consumers: 6, folders: 3, heads_per_item: 2, items_per_block: 4 };
         assert_eq!(Tuning::parse(text), Ok(tuning));
         assert_eq!(Tuning::parse("blocks=1"), Ok(Tuning { blocks: 1, ..SM_90 }));
         for (text, sentence) in [
             ("blocks", "blocks has no number; expected as blocks=2"),
             ("blocks=many", "blocks is many; expected a whole number"),
-            ("warps=4", "warps is unknown; expected blocks, consumers, heads-per-item or items-per-block"),
-            ("blocks=5", "blocks is 5; expected a whole number from 1 to 4"),
-            ("blocks=3,consumers=2", "consumers is 2; expected a whole number from 3 to 12"),
+            ("warps=4", "warps is unknown; expected blocks, producers, consumers, folders, heads-per-item or items-per-block"),
+            ("blocks=4", "blocks is 4; expected a whole number from 1 to 3"),
+            ("producers=3", "producers is 3; expected a whole number from 1 to 2"),
+            ("blocks=2,consumers=1", "consumers is 1; expected a whole number from 2 to 12"),
+            ("consumers=8,folders=5", "folders is 5; expected a whole number from 1 to 4"),
             ("heads-per-item=3", "heads-per-item is 3; expected 1, 2 or 4"),
             ("items-per-block=-1", "items-per-block is -1; expected a whole number from 0 to 65536"),
         ] {

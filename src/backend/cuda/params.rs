@@ -197,6 +197,7 @@ pub struct Pipeline {
     pub heads_per_item: i32,
     pub stages: i32,
     pub keys: i32,
+    pub producers: i32,
     pub consumers: i32,
     pub folders: i32,
     pub tokens: i32,
@@ -1008,7 +1009,7 @@ mod tests {
                 ring_rows, heads_per_group, d_per_element, softplus, mode,
             }
             Pipeline {
-                n_items, items_per_row, heads_per_item, stages, keys, consumers, folders, tokens, history, columns, products, value_stride,
+                n_items, items_per_row, heads_per_item, stages, keys, producers, consumers, folders, tokens, history, columns, products, value_stride,
                 plane_bytes, stage_bytes, at_values, at_z, at_gates, at_weights, at_keys, key_bytes,
                 at_queries, at_norms, at_products, at_own_gates, at_sums, sum_columns, sums, at_wide, at_units,
             }
