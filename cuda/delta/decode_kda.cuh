@@ -255,41 +255,40 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
 
   // What the step's tokens bring to its columns.
   static DEVICE void weigh_own(const Pipeline &s, const Job &job) {
-    i32 lane = lane_index(), n = job.item->records, len = job.item->len;
-    float with[WARP] = {};
+    constexpr i32 SHARE = WARP / MAX_COLUMNS;
+    i32 n = job.item->records, len = job.item->len, c = lane_index() / SHARE;
+    float norm = Base::template column_norm<false>(s, job, c);
+#pragma unroll 1
+    for (i32 i = 0; i < len; i++) {
+      float with[MAX_COLUMNS] = {}, own[OF_LANE], elapsed[OF_LANE] = {};
+      load_key(job, n + i, own);
 #pragma unroll
-    for (i32 t = 0; t < FEW; t++) {
-      if (t >= len) break;
-      float k[OF_LANE], q[OF_LANE], elapsed[OF_LANE] = {};
-      load_key(job, n + t, k);
-      load_query(s, job, t, q);
-#pragma unroll
-      for (i32 i = t; i >= 0; i--) {
-        float earlier[OF_LANE], g[OF_LANE];
-        load_key(job, n + i, earlier);
-        load_lane(token_logs_at(s, job.keys, i), F32, g);
+      for (i32 t = 0; t < FEW; t++) {
+        if (t < i || t >= len) continue;
+        float g[OF_LANE], k[OF_LANE], q[OF_LANE];
+        load_lane(token_logs_at(s, job.keys, t), F32, g);
+        load_key(job, n + t, k);
+        load_query(s, job, t, q);
 #pragma unroll
         for (i32 e = 0; e < OF_LANE; e++) {
-          float x = i == t ? earlier[e] : __fmul_rn(earlier[e], ptx_exp2_flush(elapsed[e]));
-          with[i * MAX_COLUMNS + t] = fma(x, k[e], with[i * MAX_COLUMNS + t]);
-          with[i * MAX_COLUMNS + FEW + t] = fma(x, q[e], with[i * MAX_COLUMNS + FEW + t]);
-          elapsed[e] = add_log(elapsed[e], g[e]);
+          elapsed[e] = t > i ? add_log(elapsed[e], g[e]) : 0.0f;
+          float x = __fmul_rn(own[e], ptx_exp2_flush(elapsed[e]));
+          with[t] = fma(x, k[e], with[t]);
+          with[FEW + t] = fma(x, q[e], with[FEW + t]);
         }
       }
+      float sum = sum_by_lane(with);
+      if (lane_index() % SHARE == 0) own_at(s, job)[c * MAX_TOKENS + i] = __fmul_rn(sum, __fmul_rn(Base::norms_at(s, job.keys)[n + i], norm));
     }
-    float sum = sum_by_lane(with);
-    i32 i = lane / MAX_COLUMNS, c = lane % MAX_COLUMNS;
-    if (i >= len) return;
-    own_at(s, job)[c * MAX_TOKENS + i] =
-        __fmul_rn(sum, __fmul_rn(Base::norms_at(s, job.keys)[n + i], Base::template column_norm<false>(s, job, c)));
   }
 
   template <bool IS_SINGLE>
   static DEVICE void weigh_head(const Params &params, const Job &job) {
     // Sums of a lane at a time.
-    constexpr i32 C = columns_of<IS_SINGLE>(), N = IS_SINGLE ? WARP / 2 : (i32)WARP, RECORDS = N / C;
+    constexpr i32 C = columns_of<IS_SINGLE>(), N = WARP / 2, RECORDS = N / C;
     const Pipeline &s = params.pipeline;
     i32 n = job.item->records;
+    if (!IS_SINGLE) weigh_own(s, job);
     float column[C][OF_LANE], elapsed[OF_LANE] = {}, norm = Base::template column_norm<IS_SINGLE>(s, job, lane_index() / (WARP / N) % C);
     load_columns(s, job, column);
     if (IS_SINGLE && lane_index() == 0) weights_at(s, job)[n * C + 1] = *own_product_at(s, job.keys);
@@ -298,7 +297,6 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     for (; first >= 0; first -= RECORDS) weigh_some<N, C, true>(s, job, first, column, elapsed, norm);
     if (first > -RECORDS) weigh_some<N, C, false>(s, job, first, column, elapsed, norm);
     put_columns(s, job, column, elapsed);
-    if (!IS_SINGLE) weigh_own(s, job);
   }
 
   // What a tile that stands by itself, in front of record from, is read with.
