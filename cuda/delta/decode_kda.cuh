@@ -317,66 +317,47 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     __syncwarp();
   }
 
-  // The lane's eight values of each block of the columns that it has: of one token a part of k or q, and of several both parts of one. HIGH:
-  // pairs, which stay in registers for all tiles. FULL: fp32, for which there are not registers.
-  template <bool IS_SINGLE>
-  struct Right {
-    uint4 pairs[IS_SINGLE ? 1 : 2][HIGH_ ? BLOCKS : 1];
-    const char *at;
-  };
-
-  template <bool IS_SINGLE>
-  static DEVICE void load_right(const Pipeline &s, const Job &job, Lane lane, Right<IS_SINGLE> &to) {
-    to.at = part_at<IS_SINGLE>(s, job, IS_SINGLE ? lane.group % 4 : lane.group) + 8 * lane.quad * (PART_BYTES / COLUMNS);
-#pragma unroll
-    for (i32 part = 0; part < (IS_SINGLE ? 1 : 2); part++)
-#pragma unroll
-      for (i32 j = 0; HIGH_ && j < BLOCKS; j++)
-        to.pairs[part][j] = *(const uint4 *)(to.at + part * MAX_COLUMNS * PART_BYTES + j * BLOCK * (PART_BYTES / COLUMNS));
+  // Outputs of the tiles [first, end) of a head, and records of v and u.
+  template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
+  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
+    if (job.head->kind == ODD) put_columns_of_tile<IS_SINGLE>(params.pipeline, job, from);
+    __syncwarp();
+    if (IS_SINGLE) {
+#pragma unroll 1
+      for (i32 tile = first; tile < end; tile += 4)
+        read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, lane);
+    } else {
+      read_tiles<FORMAT>(params, job, from, first, end, lane);
+      free_stage(empty);
+    }
   }
 
-  // Products of two rows of the checkpoint, next to each other of one token, and else eight apart, as with multiply; of one token with both parts of
-  // k and q, column by column.
-  template <i32 FORMAT, bool IS_SINGLE>
-  static DEVICE void multiply_parts(const State &s, const Job &job, i32 row, const Right<IS_SINGLE> &with, Lane lane, float (&out)[4]) {
-    constexpr i32 SECOND = IS_SINGLE ? 1 : 8;
+  // Products of two fp32 rows of the checkpoint, SECOND apart, with fp32 columns, as with multiply; column: the lane's eight values of the first
+  // block of its own. ARE_PARTS: columns have no more bits than a product takes, else they are split.
+  template <i32 FORMAT, i32 SECOND, bool ARE_PARTS>
+  static DEVICE void multiply_columns(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
+    constexpr u32 MASK = 0xFFFFE000u;
     float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
-      if constexpr (HIGH_) {
-        const char *at = job.stage + row * ROW_BYTES + 16 * lane.quad + 2 * BLOCK * j;
-        uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + SECOND * ROW_BYTES);
-        u32 even[4] = {a.x, b.x, a.y, b.y}, odd[4] = {a.z, b.z, a.w, b.w};
-        uint4 c = with.pairs[0][j];
-        u32 high[2][2] = {{c.x, c.y}, {c.z, c.w}};
-        ptx_mma_m16n8k16_bf16(upper[0], even, high[0], upper[0]);
-        ptx_mma_m16n8k16_bf16(upper[1], odd, high[1], upper[1]);
-        if constexpr (!IS_SINGLE) {
-          c = with.pairs[1][j];
-          u32 low[2][2] = {{c.x, c.y}, {c.z, c.w}};
-          ptx_mma_m16n8k16_bf16(lower[0], even, low[0], lower[0]);
-          ptx_mma_m16n8k16_bf16(lower[1], odd, low[1], lower[1]);
+      float a[8], b[8], c[8];
+      load8_32(column + j * BLOCK * 4, c);
+      row_of<FORMAT>(s, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
+      row_of<FORMAT>(s, plane, (row + SECOND) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) {
+        float v[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
+        u32 first[4], rest[4], right[2] = {bits_of(c[2 * i]) & MASK, bits_of(c[2 * i + 1]) & MASK};
+#pragma unroll
+        for (i32 e = 0; e < 4; e++) {
+          first[e] = bits_of(v[e]) & MASK;
+          rest[e] = bits_of(__fsub_rn(v[e], from_bits(first[e])));
         }
-      } else {
-        float a[8], b[8], c[8];
-        load8_32(with.at + j * BLOCK * 4, c);
-        row_of<FORMAT>(s, job.stage, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
-        row_of<FORMAT>(s, job.stage, (row + SECOND) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
-#pragma unroll
-        for (i32 i = 0; i < 4; i++) {
-          float v[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
-          u32 first[4], second[4], right[2] = {bits_of(c[2 * i]) & 0xFFFFE000u, bits_of(c[2 * i + 1]) & 0xFFFFE000u};
-#pragma unroll
-          for (i32 e = 0; e < 4; e++) {
-            first[e] = bits_of(v[e]) & 0xFFFFE000u;
-            second[e] = bits_of(__fsub_rn(v[e], from_bits(first[e])));
-          }
-          ptx_mma_m16n8k8_tf32(upper[i % 2], first, right, upper[i % 2]);
-          ptx_mma_m16n8k8_tf32(lower[i % 2], second, right, lower[i % 2]);
-          if (!IS_SINGLE) {
-            u32 rest[2] = {bits_of(__fsub_rn(c[2 * i], from_bits(right[0]))), bits_of(__fsub_rn(c[2 * i + 1], from_bits(right[1])))};
-            ptx_mma_m16n8k8_tf32(lower[i % 2], first, rest, lower[i % 2]);
-          }
+        ptx_mma_m16n8k8_tf32(upper[i % 2], first, right, upper[i % 2]);
+        ptx_mma_m16n8k8_tf32(lower[i % 2], rest, right, lower[i % 2]);
+        if (!ARE_PARTS) {
+          u32 low[2] = {bits_of(__fsub_rn(c[2 * i], from_bits(right[0]))), bits_of(__fsub_rn(c[2 * i + 1], from_bits(right[1])))};
+          ptx_mma_m16n8k8_tf32(lower[i % 2], first, low, lower[i % 2]);
         }
       }
     }
@@ -384,59 +365,122 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     for (i32 i = 0; i < 4; i++) out[i] = __fadd_rn(__fadd_rn(upper[0][i], upper[1][i]), __fadd_rn(lower[0][i], lower[1][i]));
   }
 
-  // Outputs of the tiles [first, end) of a head, and records of v and u.
-  template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
-  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
+  // One token: products of four tiles with the part of a column that the quad's lane has: of k, of q, and the lower ones of both. Rows
+  // 2 lane.group and the next one. Behind the last of n_tiles is that once more.
+  template <i32 FORMAT>
+  static DEVICE void multiply_single(const Params &params, const Job &job, i32 first, i32 n_tiles, Lane lane, float (&seen)[4][2]) {
     const Pipeline &s = params.pipeline;
-    if (job.head->kind == ODD) put_columns_of_tile<IS_SINGLE>(s, job, from);
-    __syncwarp();
-    Right<IS_SINGLE> right;
-    load_right(s, job, lane, right);
-    if constexpr (IS_SINGLE) {
+    // Two columns next to each other of a product are the same part.
+    const char *column = part_at<true>(s, job, lane.group / 2) + 8 * lane.quad * (PART_BYTES / COLUMNS);
+    if constexpr (HIGH_) {
+      // Rows next to each other begin in the same bank: every other one goes through blocks in another order, and so does every other column.
+      i32 other = (lane.group & 1) * 2 * BLOCK;
 #pragma unroll 1
-      for (i32 tile = first; tile < end; tile += 4)
-        read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, right, lane);
+      for (i32 tile = 0; tile < 4; tile += 2) {
+        const char *at[2];
+        float y[2][4] = {};
+#pragma unroll
+        for (i32 t = 0; t < 2; t++)
+          at[t] = job.stage + ((first + min(tile + t, n_tiles - 1)) * TILE + 2 * lane.group) * ROW_BYTES + 16 * lane.quad;
+#pragma unroll
+        for (i32 j = 0; j < BLOCKS; j++) {
+          i32 block = j * 2 * BLOCK + (j % 2 == 0 ? other : -other);
+          uint4 c = *(const uint4 *)(column + block);
+          u32 even[2] = {c.x, c.y}, odd[2] = {c.z, c.w};
+#pragma unroll
+          for (i32 t = 0; t < 2; t++) {
+            uint4 a = *(const uint4 *)(at[t] + block), b = *(const uint4 *)(at[t] + block + ROW_BYTES);
+            u32 left[4] = {a.x, b.x, a.y, b.y}, left_odd[4] = {a.z, b.z, a.w, b.w};
+            ptx_mma_m16n8k16_bf16(y[t], left, even, y[t]);
+            ptx_mma_m16n8k16_bf16(y[t], left_odd, odd, y[t]);
+          }
+        }
+#pragma unroll
+        for (i32 t = 0; t < 4; t++)
+#pragma unroll
+          for (i32 h = 0; h < 2; h++)
+            if (t / 2 == tile / 2) seen[t][h] = other != 0 ? y[t % 2][2 * h + 1] : y[t % 2][2 * h];
+      }
     } else {
-      read_tiles<FORMAT>(params, job, from, first, end, right, lane);
-      free_stage(empty);
+#pragma unroll 1
+      for (i32 tile = 0; tile < n_tiles; tile++) {
+        float y[4];
+        multiply_columns<FORMAT, 1, true>(params.family.state, job.stage, (first + tile) * TILE + 2 * lane.group, column, lane, y);
+#pragma unroll
+        for (i32 t = 0; t < 4; t++)
+#pragma unroll
+          for (i32 h = 0; h < 2; h++) seen[t][h] = t == tile ? y[2 * h] : seen[t][h];
+      }
     }
   }
 
-  // One token: the products of four tiles with k and q, of two channels a lane, as Gated DeltaNet's.
+  // One token: outputs of four tiles, of two channels a lane, as Gated DeltaNet's.
   template <i32 FORMAT>
-  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, const Right<true> &right,
-                                 Lane lane) {
+  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
     const Pipeline &s = params.pipeline;
-    // A lane has products of one part of k and q, and its neighbour those of the other: of its own tile, and of the neighbour's.
-    float y[4] = {}, other[4] = {};
-#pragma unroll 1
-    for (i32 tile = 0; tile < n_tiles; tile++) {
-      float seen[4];
-      multiply_parts<FORMAT, true>(params.family.state, job, (first + tile) * TILE + 2 * lane.group, right, lane, seen);
+    float seen[4][2] = {}, y[4];
+    multiply_single<FORMAT>(params, job, first, n_tiles, lane, seen);
+    // Two lanes add both parts, of two tiles each; then two give each other k and q of one.
+    bool is_lower = lane.quad & 2, is_q = lane.quad & 1;
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) {
-        y[i] = tile == lane.quad ? seen[i] : y[i];
-        other[i] = tile == (lane.quad ^ 1) ? seen[i] : other[i];
+    for (i32 h = 0; h < 2; h++) {
+      float sums[2];
+#pragma unroll
+      for (i32 t = 0; t < 2; t++) {
+        float gives = is_lower ? seen[t][h] : seen[t + 2][h];
+        sums[t] = __fadd_rn(is_lower ? seen[t + 2][h] : seen[t][h], __shfl_xor_sync(0xFFFFFFFFu, gives, 2));
       }
+      float other = __shfl_xor_sync(0xFFFFFFFFu, is_q ? sums[0] : sums[1], 1);
+      y[2 * h] = __fmul_rn(is_q ? other : sums[0], Base::template column_norm<true>(s, job, 0));
+      y[2 * h + 1] = __fmul_rn(is_q ? sums[1] : other, Base::template column_norm<true>(s, job, 1));
     }
-    float of_k = Base::template column_norm<true>(s, job, 0), of_q = Base::template column_norm<true>(s, job, 1);
-#pragma unroll
-    for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(__fadd_rn(y[i], __shfl_xor_sync(0xFFFFFFFFu, other[i], 1)), i % 2 == 0 ? of_k : of_q);
     Base::finish_single(params, job, from, first, n_tiles, y, empty, lane);
   }
 
+  // Several tokens: products of rows row and row + 8 of a bfloat16 checkpoint with both parts of a column.
+  static DEVICE void multiply_pairs(const Job &job, i32 row, const uint4 (&column)[2][BLOCKS], Lane lane, float (&out)[4]) {
+    float y[2][2][4] = {};
+#pragma unroll
+    for (i32 j = 0; j < BLOCKS; j++) {
+      const char *at = job.stage + row * ROW_BYTES + 16 * lane.quad + 2 * BLOCK * j;
+      uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + 8 * ROW_BYTES);
+      u32 even[4] = {a.x, b.x, a.y, b.y}, odd[4] = {a.z, b.z, a.w, b.w};
+#pragma unroll
+      for (i32 part = 0; part < 2; part++) {
+        const uint4 &c = column[part][j];
+        u32 right[2][2] = {{c.x, c.y}, {c.z, c.w}};
+        ptx_mma_m16n8k16_bf16(y[part][0], even, right[0], y[part][0]);
+        ptx_mma_m16n8k16_bf16(y[part][1], odd, right[1], y[part][1]);
+      }
+    }
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) out[i] = __fadd_rn(__fadd_rn(y[0][0][i], y[0][1][i]), __fadd_rn(y[1][0][i], y[1][1][i]));
+  }
+
   template <i32 FORMAT>
-  static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, const Right<false> &right, Lane lane) {
+  static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
     const Pipeline &s = params.pipeline;
     const State &state = params.family.state;
     i32 n = job.item->records, c = 2 * lane.quad;
     float *sums = sums_at<HIGH_>(s), of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)};
-    if (HIGH_) bring_products(s, job, from, n, lane);
+    const char *column = part_at<false>(s, job, lane.group) + 8 * lane.quad * (PART_BYTES / COLUMNS);
+    // In registers for all tiles; for fp32 there are not enough.
+    uint4 pairs[2][BLOCKS];
+    if (HIGH_) {
+#pragma unroll
+      for (i32 i = 0; i < 2 * BLOCKS; i++)
+        pairs[i / BLOCKS][i % BLOCKS] = *(const uint4 *)(column + i / BLOCKS * MAX_COLUMNS * PART_BYTES + i % BLOCKS * 2 * BLOCK);
+      bring_products(s, job, from, n, lane);
+    }
 #pragma unroll 1
     for (i32 tile = first; tile < end; tile++) {
       i32 row = tile * TILE + lane.group;
       float y[4];
-      multiply_parts<FORMAT, false>(state, job, row, right, lane, y);
+      if constexpr (HIGH_) {
+        multiply_pairs(job, row, pairs, lane, y);
+      } else {
+        multiply_columns<FORMAT, 8, false>(state, job.stage, row, column, lane, y);
+      }
 #pragma unroll
       for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], of[i % 2]);
       if (HIGH_) {

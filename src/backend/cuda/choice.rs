@@ -118,6 +118,11 @@ impl Shape {
         self.history + self.tokens
     }
 
+    /// Records that a stage has space for. With decays per column they are large, and the step's tokens are not among them.
+    fn staged(&self) -> i32 {
+        if self.kda { self.history } else { self.records() }
+    }
+
     /// Bytes of a record's gates: its two, or the log decays of all columns.
     fn gate_bytes(&self) -> i32 {
         if self.kda { COLUMNS * 4 } else { 8 }
@@ -282,9 +287,9 @@ impl Choice {
         let value_stride = shape.channels * shape.value_bytes;
         let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
         let at_values = up(plane_bytes, 128);
-        let at_z = at_values + records * value_stride;
+        let at_z = at_values + shape.staged() * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
-        let at_weights = up(at_gates + records * shape.gate_bytes(), 16);
+        let at_weights = up(at_gates + shape.staged() * shape.gate_bytes(), 16);
         // Of one token nothing is its own: it is a record as any other, and its columns stand next to each other.
         let is_single = shape.tokens == 1;
         let (columns, weights) = match (is_single, shape.kda) {
@@ -300,7 +305,7 @@ impl Choice {
         let at_products = up(at_norms + (history + 2 * MAX_TOKENS) * 4, 16);
         let key_bytes = up(at_products + shape.product_bytes(products), 128);
         let gates_bytes = up(PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 128);
-        let wide_bytes = up(records * shape.wide_bytes(), 16);
+        let wide_bytes = up(shape.staged() * shape.wide_bytes(), 16);
         let unit_bytes = FOLD_RECORDS * FOLD_STRIDE * 4;
 
         // Neighbouring columns of sums, of which a lane writes two, have no bank in common. In front of them is what records bring to columns,
@@ -323,7 +328,9 @@ impl Choice {
             (least..=most).rev().filter(|stages| stages % consumers == 0).find_map(|stages| {
                 // Those of the heads at work, and of the item behind them.
                 let enough = (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
-                let keys = (2..=enough).rev().find(|keys| stages * stage_bytes + keys * key_bytes <= bytes)?;
+                // Where items are of one head whatever the batch, each head at work has a place for keys.
+                let fewest = if shape.kda { stages.clamp(2, MAX_KEYS) } else { 2 };
+                let keys = (fewest..=enough).rev().find(|keys| stages * stage_bytes + keys * key_bytes <= bytes)?;
                 Some((stages, keys))
             })
         };
@@ -548,6 +555,7 @@ mod tests {
             };
             let is_delta = matches!(family, Family::Delta(_));
             let records = shape.history + shape.tokens;
+            let staged = if shape.kda { shape.history } else { records };
             assert_eq!((p.value_stride % 16, p.stage_bytes % 128, p.key_bytes % 128), (0, 0, 0));
             // Elapsed: of each record, and 1 behind the last, four at a time; decays; what the step's tokens bring; what records weigh.
             let before = p.history + 4 + MAX_TOKENS;
@@ -559,15 +567,15 @@ mod tests {
             // Of decays per column: logs of records and of tokens, biases, factors and a word of bits for 32 of them; two parts of k and q.
             let [gates, token_gates, factors, parts] = match (shape.kda, shape.tokens) {
                 (false, _) => [records * 8, shape.columns * p.products * 4, 0, 0],
-                (true, 1) => [records, 2, records, shape.element_bytes].map(|rows| rows * COLUMNS * 4),
-                (true, _) => [records, shape.tokens + 1, records, MAX_COLUMNS].map(|rows| rows * COLUMNS * 4),
+                (true, 1) => [staged, 2, staged, shape.element_bytes].map(|rows| rows * COLUMNS * 4),
+                (true, _) => [staged, shape.tokens + 1, staged, MAX_COLUMNS].map(|rows| rows * COLUMNS * 4),
             };
             let token_bytes = shape.token_rows * shape.tokens * p.value_stride;
             in_order(
                 "a stage",
                 &[
                     (0, p.plane_bytes, 128),
-                    (p.at_values, records * p.value_stride, 128),
+                    (p.at_values, staged * p.value_stride, 128),
                     (p.at_z, token_bytes, 16),
                     (p.at_gates, gates, 16),
                     (p.at_weights, before * 4 + brought + parts, 16),
@@ -605,7 +613,7 @@ mod tests {
                     (p.at_keys, p.keys * p.key_bytes, 128),
                     (p.at_own_gates, PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 16),
                     (p.at_sums, p.consumers * p.sum_columns * p.sums * 4, 16),
-                    (p.at_wide, records * COLUMNS * 4 + factors + factors / 32, 16),
+                    (p.at_wide, staged * COLUMNS * 4 + factors + factors / 32, 16),
                     (p.at_units, p.folders * FOLD_RECORDS * FOLD_STRIDE * 4, 16),
                 ],
                 choice.shared_bytes as i32,
