@@ -201,9 +201,7 @@ fn step(rig: &Rig, exact: &Rig, rng: &mut Rng, flush: bool) -> [Vec<Vec<f64>>; 2
 /// Tiles of a head may stand at different positions, as after a launch that did not end: each takes in its own records, and says so.
 #[test]
 fn tiles_that_stand_apart() {
-    for (family, (_, readout, limit)) in
-        FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w)))
-    {
+    for (family, (_, readout, limit)) in FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w))) {
         let (rig, exact, mut rng) = two_rigs(family, readout);
         let (layer, tiles, tile_bytes) = (1, rig.spec.headdim / 16, 16 * rig.spec.dstate * 2);
         let (checkpoint, tags) =
@@ -260,9 +258,7 @@ fn tiles_that_stand_apart() {
 /// they would have been.
 #[test]
 fn tags_that_cannot_be_trusted() {
-    for (family, (_, readout, limit)) in
-        FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w)))
-    {
+    for (family, (_, readout, limit)) in FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w))) {
         let (rig, exact, mut rng) = two_rigs(family, readout);
         let (channels, tiles) = (rig.spec.headdim, rig.spec.headdim / 16);
         let tags = rig.component(REPLAYSSM_COMPONENT_TAGS);

@@ -535,7 +535,9 @@ mod tests {
         }
         // A head is brought while another is at work.
         let high = (Format::Split32, Readout::High);
-        for (way, tokens, window) in [(high, 1, 16), (high, 1, 32), (high, 4, 32), ((Format::F32, Readout::Full), 1, 16)] {
+        for (way, tokens, window) in
+            [(high, 1, 16), (high, 1, 32), (high, 4, 32), ((Format::F32, Readout::Full), 1, 16)]
+        {
             let choice = choice(&KDA, way, 256, tokens, window, &device).unwrap();
             assert!(choice.pipeline.stages >= 2, "{way:?}, {tokens} tokens: {choice:?}");
         }
