@@ -30,13 +30,15 @@ enum : i32 {
   SERVICES = 2,               // beside producers
   FOLD_RECORDS = WARP,        // that folders take at a time
   FOLD_STRIDE = 18,           // floats of a record there: values of 16 rows, what they weigh, and the decay
-  MAX_STAGES = 12,
+  MAX_STAGES = 16,
+  MAX_PLANES = 8,
   MAX_KEYS = 4,
   MAX_HEADS = 4,              // of an item
-  ITEMS = 4,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
+  ITEMS = 8,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
   PLANS = 3,                  // at work, to come, and still in stages
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
+  SINGLE_TILES = 8,           // that are read at a time in steps of one token, four of them next to each other in a warp
   MAX_HISTORY = 96,           // records of a head
 };
 
@@ -96,6 +98,7 @@ struct Plans {
 struct Barriers {
   u64 full[MAX_STAGES];  // a head's bytes have come
   u64 empty[MAX_STAGES];
+  u64 plane_empty[MAX_PLANES];
   u64 keys_full[MAX_KEYS];
   u64 keys_ready[MAX_KEYS];  // they are weighed, too
   u64 keys_empty[MAX_KEYS];
@@ -146,7 +149,9 @@ struct Count {
 // Warps in front of consumers.
 DEVICE i32 services_of(const Pipeline &s) { return SERVICES + s.producers; }
 
-DEVICE char *stage_at(const Pipeline &s, i32 stage) { return shared_memory + stage * s.stage_bytes; }
+// A head's bytes come to two places: what is read of its checkpoint, which is free again as soon as it is read, and all the rest.
+DEVICE char *plane_at(const Pipeline &s, i32 plane) { return shared_memory + plane * s.plane_stride; }
+DEVICE char *stage_at(const Pipeline &s, i32 stage) { return shared_memory + s.at_stages + stage * s.stage_bytes; }
 DEVICE char *keys_at(const Pipeline &s, i32 place) { return shared_memory + s.at_keys + place * s.key_bytes; }
 // Keys of the item that folds, decoded.
 DEVICE float *wide_at(const Pipeline &s) { return (float *)(shared_memory + s.at_wide); }
@@ -162,17 +167,19 @@ struct Job {
   const Item *item;
   const Head *head;
   const float2 *gates;  // of the step's tokens
+  char *plane;
   char *stage;
   char *keys;
   i32 number;  // of the head
 };
 
-DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 stage, i32 keys) {
+DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 plane, i32 stage, i32 keys) {
   Job j;
   i32 place = count.item * MAX_HEADS + h;
   j.item = &plans().item[count.plan][count.item];
   j.head = &plans().head[count.plan][place];
   j.gates = own_gates(s, count.plan, place);
+  j.plane = plane_at(s, plane);
   j.stage = stage_at(s, stage);
   j.keys = keys_at(s, keys);
   j.number = j.item->head + h * j.item->step;
@@ -264,18 +271,16 @@ DEVICE Copy copy_of_ring(i32 lane, char *to, const char *ring, i32 ring_rows, i3
   return Copy{to + from * row_bytes, ring + (lane == 0 ? first * row_bytes : 0), rows * row_bytes};
 }
 
-// Copies that a head takes at most: two for its records, its checkpoint, two for a token.
+// Copies of a head: two of records, its checkpoint, those of tokens.
 enum : i32 { HEAD_COPIES = 3, FEW_COPIES = 8 };
 
 // Copy i of a head.
 template <class Family>
 DEVICE Copy copy_of_head(const typename Family::Params &params, const Job &job, i32 i) {
-  const Pipeline &s = params.pipeline;
-  const Head &head = *job.head;
   if (i >= HEAD_COPIES) return Family::copy_of_token(params, job, i - HEAD_COPIES);
-  if (i == HEAD_COPIES - 1) return Copy{job.stage, head.checkpoint, s.plane_bytes};
-  return copy_of_ring(i, job.stage + s.at_values, head.value_ring, params.family.ring_rows, job.item->first, job.item->records,
-                      params.family.state.rows * Family::VALUE_BYTES);
+  if (i == HEAD_COPIES - 1) return Copy{job.plane, job.head->checkpoint, params.pipeline.plane_bytes};
+  return copy_of_ring(i, job.stage + params.pipeline.at_values, job.head->value_ring, params.family.ring_rows, job.item->first,
+                      job.item->records, params.family.state.rows * Family::VALUE_BYTES);
 }
 
 // Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates. is_mine: whether copy is of this head.
@@ -283,16 +288,16 @@ template <class Family, i32 FORMAT>
 DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Copy &copy, bool is_mine, u64 *full) {
   const Pipeline &s = params.pipeline;
   const Head &head = *job.head;
-  i32 lane = lane_index(), n = job.item->records, len = job.item->len, ring_rows = params.family.ring_rows, first = job.item->first;
+  i32 lane = lane_index(), n = job.item->records, ring_rows = params.family.ring_rows, first = job.item->first;
   if (head.kind > ODD) {
     if (lane == 0) ptx_barrier_arrive(full);
   } else {
     if (lane == 0) {
-      ptx_barrier_arrive_expect(
-          full, (u32)(n * Family::record_bytes(params) + len * Family::token_bytes(params) + s.plane_bytes));
+      i32 rows = params.family.state.rows;
+      ptx_barrier_arrive_expect(full, (u32)(n * Family::record_bytes(params) + job.item->len * Family::token_bytes(params) + s.plane_bytes));
       if (head.kind != READ) {
         // What folders take besides.
-        i32 size = params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
+        i32 size = rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
         if (size > s.plane_bytes) ptx_bulk_prefetch(head.checkpoint + s.plane_bytes, (u32)(size - s.plane_bytes));
         Family::bring_folds(params, job);
       }
@@ -325,55 +330,54 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
   ptx_copies_arrive(full);
 }
 
-// Waits until item i is planned and there is space for its keys.
-DEVICE void await_item(i32 i, const Turn &keys) {
-  if (i % ITEMS == 0) ptx_barrier_wait(&barriers().planned[i / ITEMS % PLANS], i / ITEMS / PLANS & 1);
-  ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
-}
-
-// Of two producers each has every other stage, and the first one all keys, an item before its heads. The second one waits for items of which it
-// has heads: if these are of one head, their keys have places of their own, since places are as even as stages are.
+// Of two producers each has every other item. Keys come an item of its own ahead. Planes, stages and places of keys are as many as make each of
+// them one producer's alone.
 template <class Family, i32 FORMAT>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   i32 n = items_of_block(s), lane = lane_index(), me = warp_of() - PRODUCER;
-  Turn stage, keys, next;
-  Count count;
   // Lanes prepare copies of several heads at a time, where these have few.
   i32 each = HEAD_COPIES + 2 * s.tokens <= FEW_COPIES ? (i32)FEW_COPIES : (i32)WARP, heads = WARP / each;
-  i32 brought = 0;
+  Turn plane, stage, keys;
+  i32 planned = -1;
+  plane.place = stage.place = me * s.heads_per_item;
+  keys.place = me;
 #pragma unroll 1
-  for (i32 i = 0; i < n; i++) {
-    if (me == 0) {
-#pragma unroll 1
-      for (; brought < min(i + 2, n); brought++) {
-        await_item(brought, next);
-        i32 plan = brought / ITEMS % PLANS, item = brought % ITEMS;
-        bring_keys<Family>(params, plans().item[plan][item], plans().head[plan][item * MAX_HEADS], keys_at(s, next.place),
-                           &barriers().keys_full[next.place]);
-        next.next(s.keys);
-      }
-    } else if (s.heads_per_item > 1 || stage.place % 2 == me) {
-      await_item(i, keys);
-    } else if (count.item == 0) {
-      ptx_barrier_wait(&barriers().planned[count.plan], i / ITEMS / PLANS & 1);
-    }
+  for (i32 i = me - s.producers; i < n; i += s.producers) {
+    // Heads of item i; there is none before the first.
     Copy copy = {};
 #pragma unroll 1
-    for (i32 h = 0; h < s.heads_per_item; h++) {
+    for (i32 h = 0; h < s.heads_per_item && i >= 0; h++) {
+      Count count = {i % ITEMS, i / ITEMS % PLANS};
       if (h % heads == 0) {
-        i32 of = min(h + lane / each, s.heads_per_item - 1), of_stage = stage.place + of - h;
-        copy = copy_of_head<Family>(params, job_of(s, count, of, of_stage < s.stages ? of_stage : of_stage % s.stages, keys.place), lane % each);
+        i32 ahead = min(lane / each, s.heads_per_item - 1 - h);
+        copy = copy_of_head<Family>(
+            params, job_of(s, count, h + ahead, (plane.place + ahead) % s.planes, (stage.place + ahead) % s.stages, 0), lane % each);
       }
-      if (s.producers == 1 || stage.place % 2 == me) {
-        ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
-        bring_head<Family, FORMAT>(params, job_of(s, count, h, stage.place, keys.place), copy, lane / each == h % heads,
-                                   &barriers().full[stage.place]);
-      }
+      ptx_barrier_wait(&barriers().plane_empty[plane.place], plane.phase ^ 1);
+      ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
+      bring_head<Family, FORMAT>(params, job_of(s, count, h, plane.place, stage.place, 0), copy, lane / each == h % heads,
+                                 &barriers().full[stage.place]);
+      plane.next(s.planes);
       stage.next(s.stages);
     }
-    keys.next(s.keys);
-    count.next();
+    // Others'.
+#pragma unroll 1
+    for (i32 k = i < 0 || s.producers == 1 ? 0 : s.heads_per_item; k > 0; k--) {
+      plane.next(s.planes);
+      stage.next(s.stages);
+    }
+    i32 next = i + s.producers;
+    if (next >= n) break;
+    if (next / ITEMS != planned) {
+      planned = next / ITEMS;
+      ptx_barrier_wait(&barriers().planned[planned % PLANS], planned / PLANS & 1);
+    }
+    ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
+    bring_keys<Family>(params, plans().item[planned % PLANS][next % ITEMS], plans().head[planned % PLANS][next % ITEMS * MAX_HEADS],
+                       keys_at(s, keys.place), &barriers().keys_full[keys.place]);
+#pragma unroll 1
+    for (i32 k = 0; k < s.producers; k++) keys.next(s.keys);
   }
 }
 
@@ -486,7 +490,7 @@ DEVICE void weigh(const typename Family::Params &params) {
     // Keys of this plan's first item have come, and of no more items than a plan has is there space for them: of consumers none needs the plan
     // before the last one.
     if (count.item == 0 && i > 0 && lane_index() == 0) ptx_barrier_arrive(&barriers().begun[count.plan == PLANS - 1 ? 0 : count.plan + 1]);
-    Job job = job_of(s, count, 0, 0, keys.place);
+    Job job = job_of(s, count, 0, 0, 0, keys.place);
     if (job.item->has_work) Family::template weigh_item<IS_SINGLE>(params, job);
     __syncwarp();
     if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_ready[keys.place]);
@@ -497,10 +501,10 @@ DEVICE void weigh(const typename Family::Params &params) {
 
 // ---- Consumers ----
 
-// Frees a head's stage once all of the warp has read what it needs of it, if there is one to free.
-DEVICE void free_stage(u64 *empty) {
+// Frees a place once all of the warp has read what it needs of it.
+DEVICE void free_place(u64 *empty) {
   __syncwarp();
-  if (empty && lane_index() == 0) ptx_barrier_arrive(empty);
+  if (lane_index() == 0) ptx_barrier_arrive(empty);
 }
 
 // The lane's eight values of a block of a checkpoint's row in shared memory.
@@ -685,6 +689,43 @@ DEVICE void put_pair(i32 dtype, char *to, float first, float second) {
   }
 }
 
+// A head that has a step of one token: products of its checkpoint, of up to SINGLE_TILES tiles at a time, and what becomes of them. Where tiles
+// stand at different positions, those of a lane's tile count.
+template <class Family, i32 FORMAT, bool HIGH>
+DEVICE void consume_single(const typename Family::Params &params, const Job &job, u64 *plane_empty, u64 *empty, Lane lane) {
+  i32 tiles = params.family.state.tiles;
+  typename Family::Sums sums[2];
+#pragma unroll 1
+  for (i32 first = 0; first < tiles; first += SINGLE_TILES) {
+    Family::template read_plane<FORMAT, HIGH>(params, job, first, sums, lane);
+    if (first + SINGLE_TILES >= tiles) free_place(plane_empty);
+    if (first == 0) {
+      Family::template weigh_head<true>(params, job);
+      __syncwarp();
+    }
+#pragma unroll
+    for (i32 i = 0; i < 2; i++) {
+      i32 tile = first + SINGLE_TILES / 2 * i;
+      if (tile >= tiles) break;
+      Family::finish_single(params, job, tile, folds_of_tile<Family>(params, job, min(tile + lane.quad, tiles - 1)).from, sums[i], lane);
+    }
+  }
+  free_place(empty);
+}
+
+// The same of a step of several tokens.
+template <class Family, i32 FORMAT, bool HIGH>
+DEVICE void consume_several(const typename Family::Params &params, const Job &job, u64 *plane_empty, u64 *empty, Lane lane) {
+  Family::template weigh_head<false>(params, job);
+  __syncwarp();
+  i32 tiles = params.family.state.tiles, step = job.head->kind == ODD ? 1 : tiles;
+#pragma unroll 1
+  for (i32 tile = 0; tile < tiles; tile += step)
+    Family::template read_tiles<FORMAT, HIGH>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, tile + step, lane);
+  free_place(plane_empty);
+  free_place(empty);
+}
+
 template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
 DEVICE void consume(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
@@ -693,8 +734,8 @@ DEVICE void consume(const typename Family::Params &params) {
   Turn stage, keys;
   stage.place = me;
   u32 use = 1;  // of the stage
-  // Number of an item, and heads from its first one on.
-  i32 item = 0, h = me;
+  // Number of an item, and heads from its first one on; the plane of its first head.
+  i32 item = 0, h = me, plane = 0;
 #pragma unroll 1
   for (;;) {
 #pragma unroll 1
@@ -702,32 +743,35 @@ DEVICE void consume(const typename Family::Params &params) {
       h -= s.heads_per_item;
       item++;
       keys.next(s.keys);
+      plane += s.heads_per_item;
     }
     if (item >= n) break;
+    plane %= s.planes;
     ptx_barrier_wait(&barriers().full[stage.place], stage.phase);
     Count count = {item % ITEMS, item / ITEMS % PLANS};
-    Job job = job_of(s, count, h, stage.place, keys.place);
+    i32 at = (plane + h) % s.planes;
+    Job job = job_of(s, count, h, at, stage.place, keys.place);
     i32 kind = job.head->kind;
-    u64 *empty = &barriers().empty[stage.place];
+    u64 *plane_empty = &barriers().plane_empty[at], *empty = &barriers().empty[stage.place];
     // Without work, too: the weigher is to see every phase.
     ptx_barrier_wait(&barriers().keys_ready[keys.place], keys.phase);
     if (kind <= ODD) {
-      bool is_odd = kind == ODD;
       if (kind == FOLD && lane_index() == 0) ptx_counter_set(&barriers().taken[stage.place], use);
-      Family::template weigh_head<IS_SINGLE>(params, job);
-      __syncwarp();
-      i32 tiles = params.family.state.tiles, step = is_odd ? 1 : tiles;
-#pragma unroll 1
-      for (i32 tile = 0; tile < tiles; tile += step)
-        Family::template read_head<FORMAT, HIGH, IS_SINGLE>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, tile + step,
-                                                            tile + step < tiles ? nullptr : empty, lane);
+      if (IS_SINGLE) {
+        consume_single<Family, FORMAT, HIGH>(params, job, plane_empty, empty, lane);
+      } else {
+        consume_several<Family, FORMAT, HIGH>(params, job, plane_empty, empty, lane);
+      }
       Family::record_rest(params, job, HIGH);
       __syncwarp();
       // Its tags are not needed any more.
-      if (is_odd && lane_index() == 0) ptx_counter_set(&barriers().taken[stage.place], use);
+      if (kind == ODD && lane_index() == 0) ptx_counter_set(&barriers().taken[stage.place], use);
     } else {
       if (kind == ZERO) Family::zero(params, job);
-      if (lane_index() == 0) ptx_barrier_arrive(empty);
+      if (lane_index() == 0) {
+        ptx_barrier_arrive(plane_empty);
+        ptx_barrier_arrive(empty);
+      }
     }
     if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_empty[keys.place]);
     // Every stage from its own number on, as many further as there are consumers.
@@ -896,7 +940,7 @@ struct Unit {
 
 DEVICE Job job_of_unit(const Pipeline &s, const Unit &unit) {
   Count count = {unit.item % ITEMS, unit.item / ITEMS % PLANS};
-  return job_of(s, count, unit.h, 0, 0);
+  return job_of(s, count, unit.h, 0, 0, 0);
 }
 
 // A part of the tile.
@@ -991,7 +1035,7 @@ DEVICE void prefetch(const typename Family::Params &params) {
   const Batch &batch = params.family.batch;
   i32 i = lane_index();
   i64 number = blockIdx.x + (i64)(i / s.heads_per_item) * gridDim.x;
-  if (!batch.prefetch || i >= s.stages || number >= s.n_items) return;
+  if (!batch.prefetch || i >= s.planes || number >= s.n_items) return;
   i64 slot = id_at(batch.slots, number / s.items_per_row);
   if (slot < 0 || slot >= params.family.slots.n_slots) return;
   i64 head = Family::head_of(params, (i32)(number % s.items_per_row), i % s.heads_per_item);
@@ -1009,6 +1053,7 @@ DEVICE void run(const typename Family::Params &params) {
       ptx_barrier_init(&b.empty[i], 1);
       b.taken[i] = 0;
     }
+    for (i32 i = 0; i < MAX_PLANES; i++) ptx_barrier_init(&b.plane_empty[i], 1);
     for (i32 i = 0; i < MAX_KEYS; i++) {
       ptx_barrier_init(&b.keys_full[i], 1 + WARP);
       ptx_barrier_init(&b.keys_ready[i], 1);

@@ -228,7 +228,8 @@ struct Pipeline {
   i64 n_items;
   i32 items_per_row;
   i32 heads_per_item;
-  // Heads, and items' keys, that there is space for at a time.
+  // Checkpoints of heads, what else they have, and items' keys, that there is space for at a time.
+  i32 planes;
   i32 stages;
   i32 keys;
   // Warps that bring, that compute outputs, and that fold.
@@ -243,8 +244,10 @@ struct Pipeline {
   i32 products;
   i32 value_stride;
   i32 plane_bytes;
+  i32 plane_stride;
   i32 stage_bytes;
-  // Within a stage, behind the checkpoint.
+  // Of the first stage, and within a stage.
+  i32 at_stages;
   i32 at_values;
   i32 at_z;
   i32 at_gates;

@@ -311,55 +311,56 @@ struct Delta {
     store_one(job.head->out + (t * p.out.token + channel) * size_of(p.out.dtype), p.out.dtype, __fmul_rn(p.scale, o));
   }
 
-  // Outputs of the tiles [first, end) of a head, and records of v and u.
-  template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
-  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
-    if (IS_SINGLE) {
-#pragma unroll 1
-      for (i32 tile = first; tile < end; tile += 4)
-        read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, lane);
-    } else {
-      read_tiles<FORMAT>(params, job, from, first, end, lane);
-      free_stage(empty);
-    }
-  }
+  // Of two neighbouring channels of a lane, 2 lane.group and the next one of tile lane.quad of four: with k and with q.
+  struct Sums {
+    float y[4];
+  };
 
-  // One token: the products of four tiles with k and q, of two neighbouring channels a lane: 2 lane.group and the next one of tile lane.quad.
-  template <i32 FORMAT>
-  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
-    const Pipeline &s = params.pipeline;
+  // One token: the products of up to eight tiles with k and q.
+  template <i32 FORMAT, bool HIGH>
+  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, Sums (&to)[2], Lane lane) {
     const State &state = params.family.state;
-    const char *column = column_of<true>(s, job, 0, lane);
-    // Of both channels with k and with q.
-    float y[4] = {};
+    const char *column = column_of<true>(params.pipeline, job, 0, lane);
+#pragma unroll
+    for (i32 four = 0; four < 2; four++) {
+      Sums y = {};
 #pragma unroll 1
-    for (i32 tile = 0; tile < n_tiles; tile++) {
-      i32 row = (first + tile) * TILE + 2 * lane.group;
-      float seen[4];
-      if (HIGH_) {
-        const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
-        multiply(low, low + ROW_BYTES, column, seen);
-      } else {
-        multiply_full<FORMAT, 1>(state, job.stage, row, column, lane, seen);
+      for (i32 i = 0; i < 4; i++) {
+        i32 tile = first + 4 * four + i;
+        if (tile >= state.tiles) break;
+        i32 row = tile * TILE + 2 * lane.group;
+        float seen[4];
+        if (HIGH_) {
+          const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
+          multiply(low, low + ROW_BYTES, column, seen);
+        } else {
+          multiply_full<FORMAT, 1>(state, job.plane, row, column, lane, seen);
+        }
+#pragma unroll
+        for (i32 c = 0; c < 4; c++) y.y[c] = i == lane.quad ? seen[c] : y.y[c];
       }
-#pragma unroll
-      for (i32 i = 0; i < 4; i++) y[i] = tile == lane.quad ? seen[i] : y[i];
+      to[four] = y;
     }
-    float elapsed = elapsed_at(s, job)[from], of_k = column_norm<true>(s, job, 0) * elapsed, of_q = column_norm<true>(s, job, 1) * elapsed;
-#pragma unroll
-    for (i32 i = 0; i < 4; i++) y[i] *= i % 2 == 0 ? of_k : of_q;
-    finish_single(params, job, from, first, n_tiles, y, empty, lane);
   }
 
-  // The rest of it, from what the checkpoint brings on.
-  static DEVICE void finish_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, float (&y)[4], u64 *empty,
-                                   Lane lane) {
+  // The rest of it, of four tiles. from: where the checkpoint of the lane's tile stands.
+  static DEVICE void finish_single(const Params &params, const Job &job, i32 first, i32 from, const Sums &sums, Lane lane) {
+    const Pipeline &s = params.pipeline;
+    float elapsed = elapsed_at(s, job)[from], of_k = column_norm<true>(s, job, 0) * elapsed, of_q = column_norm<true>(s, job, 1) * elapsed;
+    float y[4];
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) y[i] = sums.y[i] * (i % 2 == 0 ? of_k : of_q);
+    finish_channels(params, job, first, from, y, lane);
+  }
+
+  // From what the checkpoint brings on.
+  static DEVICE void finish_channels(const Params &params, const Job &job, i32 first, i32 from, float (&y)[4], Lane lane) {
     const DeltaParams &p = params.family;
     const Pipeline &s = params.pipeline;
     const State &state = p.state;
     i32 n = job.item->records;
     i32 channel = (first + lane.quad) * TILE + 2 * lane.group;
-    bool exists = lane.quad < n_tiles && channel < state.rows;
+    bool exists = channel < state.rows;
     i32 at = exists ? channel : 0;
     const float2 *brought = (const float2 *)weights_at(s, job);
     const char *values = values_at(s, job) + at * VALUE_BYTES;
@@ -380,9 +381,8 @@ struct Delta {
       y[3] = fma(weight.y, u[1], y[3]);
     }
     float beta = job.gates[0].x, own = brought[n].y;
-    u32 v = *(const u32 *)(own_v(s, job, 0) + at);
-    free_stage(empty);
     if (!exists) return;
+    u32 v = *(const u32 *)(own_v(s, job, 0) + at);
     float u[2] = {beta * (pair_low(v) - y[0]), beta * (pair_high(v) - y[2])};
     i32 record = job.item->at * state.rows + channel;
     *(u32 *)((u16 *)job.head->raw_ring + record) = v;
@@ -398,7 +398,8 @@ struct Delta {
   // What token i of the step brings to a column.
   static DEVICE float own_weight(const Pipeline &s, const Job &job, i32 column, i32 i) { return own_at(s, job)[column * MAX_TOKENS + i]; }
 
-  template <i32 FORMAT>
+  // Several tokens: outputs of the tiles [first, end) of a head, and records of v and u.
+  template <i32 FORMAT, bool HIGH>
   static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
     const Pipeline &s = params.pipeline;
     const State &state = params.family.state;
@@ -420,10 +421,10 @@ struct Delta {
         i32 row = tile * TILE + lane.group;
         float y[4];
         if (HIGH_) {
-          const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
+          const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
           multiply(low, low + 8 * ROW_BYTES, column, y);
         } else {
-          multiply_full<FORMAT, 8>(state, job.stage, row, column, lane, y);
+          multiply_full<FORMAT, 8>(state, job.plane, row, column, lane, y);
         }
 #pragma unroll
         for (i32 i = 0; i < 4; i++) y[i] *= of[i % 2];

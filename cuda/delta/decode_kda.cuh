@@ -15,6 +15,7 @@ template <i32 FORMAT_, bool HIGH_>
 struct Kda : Delta<FORMAT_, HIGH_, true> {
   typedef Delta<FORMAT_, HIGH_, true> Base;
   typedef typename Base::Params Params;
+  typedef typename Base::Sums Sums;
   // OF_LANE: columns of a lane where a warp has all of them. A decoded record has its key, the factors of its decays, and a word for each block
   // whose bits say which of them decay slowly. PART_BYTES: a part of a column that the checkpoint is read with.
   enum : i32 {
@@ -296,17 +297,18 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
 #pragma unroll 1
     for (; first >= 0; first -= RECORDS) weigh_some<N, C, true>(s, job, first, column, elapsed, norm);
     if (first > -RECORDS) weigh_some<N, C, false>(s, job, first, column, elapsed, norm);
-    put_columns(s, job, column, elapsed);
+    // Of one token the checkpoint has been read.
+    if (!IS_SINGLE) put_columns(s, job, column, elapsed);
   }
 
-  // What a tile that stands by itself, in front of record from, is read with.
+  // What a checkpoint in front of record from is read with.
   template <bool IS_SINGLE>
-  static DEVICE void put_columns_of_tile(const Pipeline &s, const Job &job, i32 from) {
+  static DEVICE void put_columns_from(const Pipeline &s, const Job &job, i32 from) {
     float column[columns_of<IS_SINGLE>()][OF_LANE], elapsed[OF_LANE] = {};
-    // The tile before is done with.
+    // What was read before is done with.
     __syncwarp();
     load_columns(s, job, column);
-#pragma unroll 1
+#pragma unroll 4
     for (i32 i = job.item->records - 1; i >= from; i--) {
       float g[OF_LANE];
       load_lane(logs_at(s, job, i), F32, g);
@@ -315,21 +317,6 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     }
     put_columns(s, job, column, elapsed);
     __syncwarp();
-  }
-
-  // Outputs of the tiles [first, end) of a head, and records of v and u.
-  template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
-  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
-    if (job.head->kind == ODD) put_columns_of_tile<IS_SINGLE>(params.pipeline, job, from);
-    __syncwarp();
-    if (IS_SINGLE) {
-#pragma unroll 1
-      for (i32 tile = first; tile < end; tile += 4)
-        read_single<FORMAT>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, lane);
-    } else {
-      read_tiles<FORMAT>(params, job, from, first, end, lane);
-      free_stage(empty);
-    }
   }
 
   // Products of two fp32 rows of the checkpoint, SECOND apart, with fp32 columns, as with multiply; column: the lane's eight values of the first
@@ -381,7 +368,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
         float y[2][4] = {};
 #pragma unroll
         for (i32 t = 0; t < 2; t++)
-          at[t] = job.stage + ((first + min(tile + t, n_tiles - 1)) * TILE + 2 * lane.group) * ROW_BYTES + 16 * lane.quad;
+          at[t] = job.plane + ((first + min(tile + t, n_tiles - 1)) * TILE + 2 * lane.group) * ROW_BYTES + 16 * lane.quad;
 #pragma unroll
         for (i32 j = 0; j < BLOCKS; j++) {
           i32 block = j * 2 * BLOCK + (j % 2 == 0 ? other : -other);
@@ -403,9 +390,10 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       }
     } else {
 #pragma unroll 1
-      for (i32 tile = 0; tile < n_tiles; tile++) {
+      for (i32 tile = 0; tile < 4; tile++) {
         float y[4];
-        multiply_columns<FORMAT, 1, true>(params.family.state, job.stage, (first + tile) * TILE + 2 * lane.group, column, lane, y);
+        i32 row = (first + min(tile, n_tiles - 1)) * TILE + 2 * lane.group;
+        multiply_columns<FORMAT, 1, true>(params.family.state, job.plane, row, column, lane, y);
 #pragma unroll
         for (i32 t = 0; t < 4; t++)
 #pragma unroll
@@ -414,27 +402,53 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     }
   }
 
-  // One token: outputs of four tiles, of two channels a lane, as Gated DeltaNet's.
-  template <i32 FORMAT>
-  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
+  // One token: the products of up to eight tiles with k and q.
+  template <i32 FORMAT, bool HIGH>
+  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, Sums (&to)[2], Lane lane) {
     const Pipeline &s = params.pipeline;
-    float seen[4][2] = {}, y[4];
-    multiply_single<FORMAT>(params, job, first, n_tiles, lane, seen);
-    // Two lanes add both parts, of two tiles each; then two give each other k and q of one.
-    bool is_lower = lane.quad & 2, is_q = lane.quad & 1;
+    bool is_odd = job.head->kind == ODD, is_lower = lane.quad & 2, is_q = lane.quad & 1;
+    if (!is_odd && first == 0) put_columns_from<true>(s, job, 0);
+#pragma unroll 1
+    for (i32 four = 0; four < 2; four++) {
+      i32 tile = first + 4 * four, n_tiles = min(params.family.state.tiles - tile, 4);
+      if (n_tiles <= 0) break;
+      float seen[4][2] = {};
+      // Where tiles stand at different positions, one at a time.
+#pragma unroll 1
+      for (i32 i = 0; i < (is_odd ? n_tiles : 1); i++) {
+        float some[4][2] = {};
+        if (is_odd) put_columns_from<true>(s, job, folds_of_tile<Kda>(params, job, tile + i).from);
+        multiply_single<FORMAT>(params, job, tile + i, is_odd ? 1 : n_tiles, lane, some);
 #pragma unroll
-    for (i32 h = 0; h < 2; h++) {
-      float sums[2];
+        for (i32 t = 0; t < 4; t++)
 #pragma unroll
-      for (i32 t = 0; t < 2; t++) {
-        float gives = is_lower ? seen[t][h] : seen[t + 2][h];
-        sums[t] = __fadd_rn(is_lower ? seen[t + 2][h] : seen[t][h], __shfl_xor_sync(0xFFFFFFFFu, gives, 2));
+          for (i32 h = 0; h < 2; h++) seen[t][h] = !is_odd || t == i ? some[t][h] : seen[t][h];
       }
-      float other = __shfl_xor_sync(0xFFFFFFFFu, is_q ? sums[0] : sums[1], 1);
-      y[2 * h] = __fmul_rn(is_q ? other : sums[0], Base::template column_norm<true>(s, job, 0));
-      y[2 * h + 1] = __fmul_rn(is_q ? sums[1] : other, Base::template column_norm<true>(s, job, 1));
+      // Two lanes add both parts, of two tiles each; then two give each other k and q of one.
+#pragma unroll
+      for (i32 h = 0; h < 2; h++) {
+        float sums[2];
+#pragma unroll
+        for (i32 t = 0; t < 2; t++) {
+          float gives = is_lower ? seen[t][h] : seen[t + 2][h];
+          sums[t] = __fadd_rn(is_lower ? seen[t + 2][h] : seen[t][h], __shfl_xor_sync(0xFFFFFFFFu, gives, 2));
+        }
+        float other = __shfl_xor_sync(0xFFFFFFFFu, is_q ? sums[0] : sums[1], 1);
+        float of_k = is_q ? other : sums[0], of_q = is_q ? sums[1] : other;
+        to[0].y[2 * h] = four == 0 ? of_k : to[0].y[2 * h];
+        to[0].y[2 * h + 1] = four == 0 ? of_q : to[0].y[2 * h + 1];
+        to[1].y[2 * h] = of_k;
+        to[1].y[2 * h + 1] = of_q;
+      }
     }
-    Base::finish_single(params, job, from, first, n_tiles, y, empty, lane);
+  }
+
+  static DEVICE void finish_single(const Params &params, const Job &job, i32 first, i32 from, const Sums &sums, Lane lane) {
+    float y[4];
+#pragma unroll
+    for (i32 i = 0; i < 4; i++)
+      y[i] = __fmul_rn(sums.y[i], i % 2 == 0 ? Base::template column_norm<true>(params.pipeline, job, 0) : Base::template column_norm<true>(params.pipeline, job, 1));
+    Base::finish_channels(params, job, first, from, y, lane);
   }
 
   // Several tokens: products of rows row and row + 8 of a bfloat16 checkpoint with both parts of a column.
@@ -442,7 +456,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     float y[2][2][4] = {};
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
-      const char *at = job.stage + row * ROW_BYTES + 16 * lane.quad + 2 * BLOCK * j;
+      const char *at = job.plane + row * ROW_BYTES + 16 * lane.quad + 2 * BLOCK * j;
       uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + 8 * ROW_BYTES);
       u32 even[4] = {a.x, b.x, a.y, b.y}, odd[4] = {a.z, b.z, a.w, b.w};
 #pragma unroll
@@ -457,9 +471,12 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     for (i32 i = 0; i < 4; i++) out[i] = __fadd_rn(__fadd_rn(y[0][0][i], y[0][1][i]), __fadd_rn(y[1][0][i], y[1][1][i]));
   }
 
-  template <i32 FORMAT>
+  // Outputs of the tiles [first, end) of a head, and records of v and u.
+  template <i32 FORMAT, bool HIGH>
   static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
     const Pipeline &s = params.pipeline;
+    if (job.head->kind == ODD) put_columns_from<false>(s, job, from);
+    __syncwarp();
     const State &state = params.family.state;
     i32 n = job.item->records, c = 2 * lane.quad;
     float *sums = sums_at<HIGH_>(s), of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)};
@@ -479,7 +496,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       if constexpr (HIGH_) {
         multiply_pairs(job, row, pairs, lane, y);
       } else {
-        multiply_columns<FORMAT, 8, false>(state, job.stage, row, column, lane, y);
+        multiply_columns<FORMAT, 8, false>(state, job.plane, row, column, lane, y);
       }
 #pragma unroll
       for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], of[i % 2]);

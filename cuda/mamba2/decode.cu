@@ -178,70 +178,64 @@ struct Mamba2 {
     return has_z(params) ? __fmul_rn(y, fast_silu(z)) : y;
   }
 
-  // Outputs of the tiles [first, end) of a head, and records of x.
-  template <i32 FORMAT, bool HIGH, bool IS_SINGLE>
-  static DEVICE void read_head(const Params &params, const Job &job, i32 from, i32 first, i32 end, u64 *empty, Lane lane) {
-    if (IS_SINGLE) {
-#pragma unroll 1
-      for (i32 tile = first; tile < end; tile += 4)
-        read_single<FORMAT, HIGH>(params, job, from, tile, min(end - tile, 4), tile + 4 < end ? nullptr : empty, lane);
-    } else {
-      read_tiles<FORMAT, HIGH>(params, job, from, first, end, lane);
-      free_stage(empty);
+  // Of two neighbouring channels of a lane: 2 lane.group and the next one of tile lane.quad of four.
+  struct Sums {
+    float y[2];
+  };
+
+  // One token: the products of up to eight tiles with it.
+  template <i32 FORMAT, bool HIGH>
+  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, Sums (&to)[2], Lane lane) {
+    const State &state = params.family.state;
+    const char *column = job.keys + params.pipeline.at_queries + 16 * lane.quad;
+    // All columns of the product are the token's. Rows next to each other begin in the same bank: every other one goes through blocks in another
+    // order, and so does every other column, where its products are.
+    i32 other = lane.group & 1;
+    uint4 c[BLOCKS];
+    if (HIGH) {
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++) c[j] = *(const uint4 *)(column + 2 * BLOCK * (j ^ other));
+    }
+#pragma unroll
+    for (i32 four = 0; four < 2; four++) {
+      Sums y = {};
+#pragma unroll(HIGH ? 4 : 1)
+      for (i32 i = 0; i < 4; i++) {
+        i32 tile = first + 4 * four + i;
+        if (tile >= state.tiles) break;
+        i32 row = tile * TILE + 2 * lane.group;
+        float sums[2];
+        if (HIGH) {
+          const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
+          float even[4] = {}, odd[4] = {};
+#pragma unroll
+          for (i32 j = 0; j < BLOCKS; j++) {
+            const char *at = low + 2 * BLOCK * (j ^ other);
+            uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + ROW_BYTES);
+            u32 left[4] = {a.x, b.x, a.y, b.y}, right[2] = {c[j].x, c[j].y};
+            ptx_mma_m16n8k16_bf16(even, left, right, even);
+            u32 left_odd[4] = {a.z, b.z, a.w, b.w}, right_odd[2] = {c[j].z, c[j].w};
+            ptx_mma_m16n8k16_bf16(odd, left_odd, right_odd, odd);
+          }
+          sums[0] = other ? even[1] + odd[1] : even[0] + odd[0];
+          sums[1] = other ? even[3] + odd[3] : even[2] + odd[2];
+        } else {
+          read_rows<FORMAT>(state, job.plane, row, column, lane, sums);
+        }
+        if (i == lane.quad) y = Sums{{sums[0], sums[1]}};
+      }
+      to[four] = y;
     }
   }
 
-  // One token: the products of four tiles with it, of two neighbouring channels a lane: 2 lane.group and the next one of tile lane.quad.
-  template <i32 FORMAT, bool HIGH>
-  static DEVICE void read_single(const Params &params, const Job &job, i32 from, i32 first, i32 n_tiles, u64 *empty, Lane lane) {
+  // The rest of it, of four tiles. from: where the checkpoint of the lane's tile stands.
+  static DEVICE void finish_single(const Params &params, const Job &job, i32 first, i32 from, const Sums &sums, Lane lane) {
     const Mamba2Params &p = params.family;
     const Pipeline &s = params.pipeline;
-    const State &state = p.state;
     i32 n = job.item->records;
-    const char *column = job.keys + s.at_queries + 16 * lane.quad;
-    float y[2] = {};
-    if (HIGH) {
-      // All columns of the product are the token's. Rows next to each other begin in the same bank: every other one goes through blocks in
-      // another order, and so does every other column, where its products are.
-      i32 other = lane.group & 1;
-      uint4 c[BLOCKS];
-#pragma unroll
-      for (i32 j = 0; j < BLOCKS; j++) c[j] = *(const uint4 *)(column + 2 * BLOCK * (j ^ other));
-#pragma unroll
-      for (i32 tile = 0; tile < 4; tile++) {
-        if (tile >= n_tiles) break;
-        const char *low = job.stage + ((first + tile) * TILE + 2 * lane.group) * ROW_BYTES + 16 * lane.quad;
-        float even[4] = {}, odd[4] = {};
-#pragma unroll
-        for (i32 j = 0; j < BLOCKS; j++) {
-          const char *at = low + 2 * BLOCK * (j ^ other);
-          uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + ROW_BYTES);
-          u32 left[4] = {a.x, b.x, a.y, b.y}, right[2] = {c[j].x, c[j].y};
-          ptx_mma_m16n8k16_bf16(even, left, right, even);
-          u32 left_odd[4] = {a.z, b.z, a.w, b.w}, right_odd[2] = {c[j].z, c[j].w};
-          ptx_mma_m16n8k16_bf16(odd, left_odd, right_odd, odd);
-        }
-        if (tile == lane.quad) {
-          y[0] = other ? even[1] + odd[1] : even[0] + odd[0];
-          y[1] = other ? even[3] + odd[3] : even[2] + odd[2];
-        }
-      }
-    } else {
-#pragma unroll 1
-      for (i32 tile = 0; tile < n_tiles; tile++) {
-        float sums[2];
-        read_rows<FORMAT>(state, job.stage, (first + tile) * TILE + 2 * lane.group, column, lane, sums);
-        if (tile == lane.quad) {
-          y[0] = sums[0];
-          y[1] = sums[1];
-        }
-      }
-    }
-    float elapsed = elapsed_at(s, job)[from];
-    y[0] = __fmul_rn(y[0], elapsed);
-    y[1] = __fmul_rn(y[1], elapsed);
+    float elapsed = elapsed_at(s, job)[from], y[2] = {__fmul_rn(sums.y[0], elapsed), __fmul_rn(sums.y[1], elapsed)};
     i32 channel = (first + lane.quad) * TILE + 2 * lane.group;
-    bool exists = lane.quad < n_tiles && channel < state.rows;
+    bool exists = channel < p.state.rows;
     i32 at = exists ? channel : 0;
     const char *values = values_at(s, job) + 2 * at;
     const float *brought = weights_at(s, job);
@@ -252,7 +246,6 @@ struct Mamba2 {
       y[0] = fma(brought[i], pair_low(x), y[0]);
       y[1] = fma(brought[i], pair_high(x), y[1]);
     }
-    free_stage(empty);
     y[0] = finish(params, job, at, pair_low(x), pair_low(z), y[0]);
     y[1] = finish(params, job, at + 1, pair_high(x), pair_high(z), y[1]);
     if (!exists) return;
@@ -260,6 +253,7 @@ struct Mamba2 {
     put_pair(p.out.dtype, job.head->out + channel * (i32)size_of(p.out.dtype), y[0], y[1]);
   }
 
+  // Several tokens: outputs of the tiles [first, end) of a head, and records of x.
   template <i32 FORMAT, bool HIGH>
   static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
     const Mamba2Params &p = params.family;
@@ -279,10 +273,10 @@ struct Mamba2 {
       i32 row = tile * TILE + lane.group;
       float y[4];
       if (HIGH) {
-        const char *low = job.stage + row * ROW_BYTES + 16 * lane.quad;
+        const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
         multiply(low, low + 8 * ROW_BYTES, column, y);
       } else {
-        multiply_full<FORMAT, 8>(state, job.stage, row, column, lane, y);
+        multiply_full<FORMAT, 8>(state, job.plane, row, column, lane, y);
       }
 #pragma unroll
       for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], elapsed);

@@ -8,7 +8,8 @@ use crate::replay::config::{DeltaKind, Family, PoolConfig, Readout, SlotsConfig}
 pub(super) const COLUMNS: i32 = 128;
 const ROW_BYTES: i32 = COLUMNS * 2;
 const SERVICES: i32 = 2;
-const MAX_STAGES: i32 = 12;
+const MAX_STAGES: i32 = 16;
+const MAX_PLANES: i32 = 8;
 const MAX_KEYS: i32 = 4;
 pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
@@ -16,18 +17,20 @@ const MAX_COLUMNS: i32 = 8;
 /// Tokens of a step of Kimi Delta Attention: k and q of all of them are columns of one product.
 pub(super) const MAX_KDA_TOKENS: i32 = MAX_COLUMNS / 2;
 const PLANS: i32 = 3;
-const ITEMS: i32 = 4;
+const ITEMS: i32 = 8;
 const WARP: i32 = 32;
 const TILE: i32 = 16;
 /// Records that a head can have.
 pub(super) const MAX_HISTORY: i32 = 96;
+/// Folders that a multiprocessor holds at least.
+const LEAST_FOLDERS: i32 = 4;
 /// Floats of the records that a folder takes at a time.
 const FOLD_RECORDS: i32 = WARP;
 const FOLD_STRIDE: i32 = 18;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 51 << 7;
+const FIXED_BYTES: i32 = 91 << 7;
 
 /// The next multiple.
 const fn up(value: i32, to: i32) -> i32 {
@@ -167,9 +170,9 @@ pub struct Tuning {
     pub blocks: i32,
     /// Producers of a block, at most.
     pub producers: i32,
-    /// Consumers that a multiprocessor is to hold.
+    /// Consumers that a multiprocessor is to hold, at most.
     pub consumers: i32,
-    /// Folders that a multiprocessor is to hold.
+    /// Folders that a multiprocessor is to hold, at most.
     pub folders: i32,
     /// Heads of an item at most.
     pub heads_per_item: i32,
@@ -179,11 +182,11 @@ pub struct Tuning {
 
 /// Best on sm_90 of all that was tried there.
 const SM_90: Tuning =
-    Tuning { blocks: 1, producers: 2, consumers: 8, folders: 4, heads_per_item: MAX_HEADS, items_per_block: 8 };
+    Tuning { blocks: 1, producers: 2, consumers: 8, folders: 8, heads_per_item: MAX_HEADS, items_per_block: 8 };
 
-/// Heads that each of several blocks of a multiprocessor is to have space for: GDN with two of them took 477 us where one block with five
-/// took 368 (batch 256, SPLIT32 HIGH).
-const SHARED_STAGES: i32 = 3;
+/// Checkpoints that a block is to have space for, if it can; those that each of several blocks of a multiprocessor is to have space for.
+const PLANES: i32 = 4;
+const SHARED_PLANES: i32 = 3;
 
 /// Architectures that were measured, for steps of one token and of several.
 const MEASURED: [(u32, [Tuning; 2]); 1] = [(90, [SM_90, SM_90])];
@@ -246,10 +249,10 @@ impl Tuning {
             let expected = || format!("{name} is {number}; expected a whole number from {least} to {most}");
             (least..=most).contains(&number).then_some(()).ok_or_else(expected)
         };
-        within("blocks", self.blocks, 1, MAX_WARPS / (SERVICES + 3))?;
+        within("blocks", self.blocks, 1, 2)?;
         within("producers", self.producers, 1, 2)?;
         within("consumers", self.consumers, self.blocks, MAX_STAGES)?;
-        within("folders", self.folders, self.blocks, MAX_WARPS - (SERVICES + self.producers) * self.blocks - self.consumers)?;
+        within("folders", self.folders, LEAST_FOLDERS, MAX_WARPS)?;
         within("items-per-block", self.items_per_block, 0, 1 << 16)?;
         // Halves of it are tried.
         within("heads-per-item", self.heads_per_item, 1, MAX_HEADS)?;
@@ -286,8 +289,9 @@ impl Choice {
         let products = history + 4;
         let value_stride = shape.channels * shape.value_bytes;
         let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
-        let at_values = up(plane_bytes, 128);
-        let at_z = at_values + shape.staged() * value_stride;
+        let plane_stride = up(plane_bytes, 128);
+        let at_values = 0;
+        let at_z = shape.staged() * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
         let at_weights = up(at_gates + shape.staged() * shape.gate_bytes(), 16);
         // Of one token nothing is its own: it is a record as any other, and its columns stand next to each other.
@@ -322,17 +326,21 @@ impl Choice {
         let fit = |blocks: i32, consumers: i32, folders: i32, heads_per_item: i32| {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
                 - behind_keys(consumers, folders);
-            let least = if blocks > 1 { SHARED_STAGES } else { 1 };
-            // A consumer has stages of its own, each as many.
-            let most = MAX_STAGES / consumers * consumers;
-            (least..=most).rev().filter(|stages| stages % consumers == 0).find_map(|stages| {
-                // Those of the heads at work, and of the item behind them.
-                let enough = (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
+            // Of one token a checkpoint is read before anything else: there is more space for the rest, of which each consumer has as many places.
+            let planes = |stages: i32, keys: i32| {
+                let planes = (bytes - stages * stage_bytes - keys * key_bytes) / plane_stride;
+                if is_single { planes.min(stages).min(MAX_PLANES) } else { if planes >= stages { stages } else { 0 } }
+            };
+            // Those of the heads at work, and of the item behind them.
+            let keys = |stages: i32| (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
+            [2, 1].into_iter().map(|each| each * consumers).filter(|&stages| stages <= MAX_STAGES)
                 // Where items are of one head whatever the batch, each head at work has a place for keys.
-                let fewest = if shape.kda { stages.clamp(2, MAX_KEYS) } else { 2 };
-                let keys = (fewest..=enough).rev().find(|keys| stages * stage_bytes + keys * key_bytes <= bytes)?;
-                Some((stages, keys))
-            })
+                .flat_map(|stages| [keys(stages), if shape.kda { stages.min(MAX_KEYS) } else { 2 }].map(|keys| (stages, keys.max(2))))
+                .map(|(stages, keys)| (planes(stages, keys), stages, keys))
+                // The more planes the better, then as above.
+                .rev()
+                .max_by_key(|&(planes, ..)| planes)
+                .filter(|&(planes, ..)| planes > 0)
         };
         // Several items for each block, so that it need not wait for the first bytes of more than one.
         let resident = i64::from(device.multiprocessors * tuning.blocks);
@@ -344,26 +352,33 @@ impl Choice {
         {
             heads_per_item /= 2;
         }
-        // As many consumers as there can be; so many producers that each has stages of its own.
-        let (blocks, producers, folders, consumers, (stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
-            let folders = tuning.folders / blocks;
-            let most = (tuning.consumers / blocks)
-                .min(MAX_WARPS / blocks - SERVICES - tuning.producers - folders)
-                .min(MAX_STAGES);
-            (1..=most).rev().find_map(|consumers| {
-                let (stages, keys) = fit(blocks, consumers, folders, heads_per_item)?;
-                let is_even = stages % 2 == 0 && (heads_per_item > 1 || keys % 2 == 0);
-                let producers = if is_even { tuning.producers } else { 1 };
-                Some((blocks, producers, folders, consumers, (stages, keys)))
+        // As many consumers as there can be with several planes; folders are the rest.
+        let (blocks, consumers, folders, (planes, stages, keys)) = (1..=tuning.blocks).rev().find_map(|blocks| {
+            let others = MAX_WARPS / blocks - SERVICES - tuning.producers;
+            let most = (tuning.consumers / blocks).min(others - LEAST_FOLDERS / blocks).min(MAX_STAGES);
+            let least = LEAST_FOLDERS / blocks;
+            let wanted = if blocks > 1 { SHARED_PLANES..=SHARED_PLANES } else { 1..=PLANES };
+            wanted.rev().find_map(|enough| {
+                (1..=most).rev().find_map(|consumers| {
+                    (least..=(tuning.folders / blocks).min(others - consumers)).rev().find_map(|folders| {
+                        let places = fit(blocks, consumers, folders, heads_per_item)?;
+                        (places.0 >= enough).then_some((blocks, consumers, folders, places))
+                    })
+                })
             })
         })?;
+        // Planes, stages and places of keys of one producer are never another's.
+        let is_even = [planes, stages].iter().all(|n| n % (2 * heads_per_item) == 0) && keys % 2 == 0;
+        let producers = if is_even { tuning.producers } else { 1 };
         let items_per_row = shape.heads / heads_per_item;
         let n_items = shape.rows.saturating_mul(items_per_row.into());
-        let at_own_gates = stages * stage_bytes + keys * key_bytes;
+        let at_keys = planes * plane_stride + stages * stage_bytes;
+        let at_own_gates = at_keys + keys * key_bytes;
         let pipeline = Pipeline {
             n_items,
             items_per_row,
             heads_per_item,
+            planes,
             stages,
             keys,
             producers,
@@ -375,12 +390,14 @@ impl Choice {
             products,
             value_stride,
             plane_bytes,
+            plane_stride,
             stage_bytes,
+            at_stages: planes * plane_stride,
             at_values,
             at_z,
             at_gates,
             at_weights,
-            at_keys: stages * stage_bytes,
+            at_keys,
             key_bytes,
             at_queries,
             at_norms,
@@ -510,8 +527,10 @@ mod tests {
             assert!(p.keys <= ITEMS);
             assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
             // Each has stages of its own, as many as any other.
-            assert!(p.producers == 1 || p.heads_per_item > 1 || p.keys % 2 == 0, "{choice:?}");
-            assert!(p.stages % p.producers == 0 && p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
+            let is_even = [p.planes, p.stages].iter().all(|n| n % (2 * p.heads_per_item) == 0) && p.keys % 2 == 0;
+            assert!(p.producers == 1 || is_even, "{choice:?}");
+            assert!((1..=MAX_PLANES).contains(&p.planes) && p.planes <= p.stages, "{choice:?}");
+            assert!(p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
             assert_eq!(threads as i32, (p.producers + p.consumers + p.folders + SERVICES) * WARP);
             assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
             assert!(p.heads_per_item <= MAX_HEADS && shape.sharing % p.heads_per_item == 0, "{choice:?}");
@@ -539,7 +558,7 @@ mod tests {
             [(high, 1, 16), (high, 1, 32), (high, 4, 32), ((Format::F32, Readout::Full), 1, 16)]
         {
             let choice = choice(&KDA, way, 256, tokens, window, &device).unwrap();
-            assert!(choice.pipeline.stages >= 2, "{way:?}, {tokens} tokens: {choice:?}");
+            assert!(choice.pipeline.planes >= 2, "{way:?}, {tokens} tokens: {choice:?}");
         }
     }
 
@@ -576,7 +595,6 @@ mod tests {
             in_order(
                 "a stage",
                 &[
-                    (0, p.plane_bytes, 128),
                     (p.at_values, staged * p.value_stride, 128),
                     (p.at_z, token_bytes, 16),
                     (p.at_gates, gates, 16),
@@ -611,7 +629,8 @@ mod tests {
             in_order(
                 "a block",
                 &[
-                    (0, p.stages * p.stage_bytes, 128),
+                    (0, p.planes * p.plane_stride, 128),
+                    (p.at_stages, p.stages * p.stage_bytes, 128),
                     (p.at_keys, p.keys * p.key_bytes, 128),
                     (p.at_own_gates, PLANS * ITEMS * MAX_HEADS * shape.tokens * 8, 16),
                     (p.at_sums, p.consumers * p.sum_columns * p.sums * 4, 16),
@@ -729,6 +748,7 @@ mod tests {
             ("ROW_BYTES", ROW_BYTES),
             ("SERVICES", SERVICES),
             ("MAX_STAGES", MAX_STAGES),
+            ("MAX_PLANES", MAX_PLANES),
             ("MAX_KEYS", MAX_KEYS),
             ("MAX_HEADS", MAX_HEADS),
             ("ITEMS", ITEMS),
@@ -748,19 +768,19 @@ mod tests {
     #[cfg(feature = "bench")]
     #[test]
     fn a_tuning_that_is_tried_out_is_checked() {
-        let text = "blocks=1,producers=1,consumers=6,folders=3,heads-per-item=2,items-per-block=4";
+        let text = "blocks=1,producers=1,consumers=6,folders=5,heads-per-item=2,items-per-block=4";
         let tuning =
-            Tuning { blocks: 1, producers: 1, consumers: 6, folders: 3, heads_per_item: 2, items_per_block: 4 };
+            Tuning { blocks: 1, producers: 1, consumers: 6, folders: 5, heads_per_item: 2, items_per_block: 4 };
         assert_eq!(Tuning::parse(text), Ok(tuning));
         assert_eq!(Tuning::parse("blocks=1"), Ok(Tuning { blocks: 1, ..SM_90 }));
         for (text, sentence) in [
             ("blocks", "blocks has no number; expected as blocks=2"),
             ("blocks=many", "blocks is many; expected a whole number"),
             ("warps=4", "warps is unknown; expected blocks, producers, consumers, folders, heads-per-item or items-per-block"),
-            ("blocks=4", "blocks is 4; expected a whole number from 1 to 3"),
+            ("blocks=3", "blocks is 3; expected a whole number from 1 to 2"),
             ("producers=3", "producers is 3; expected a whole number from 1 to 2"),
             ("blocks=2,consumers=1", "consumers is 1; expected a whole number from 2 to 12"),
-            ("consumers=8,folders=5", "folders is 5; expected a whole number from 1 to 4"),
+            ("folders=3", "folders is 3; expected a whole number from 4 to 16"),
             ("heads-per-item=3", "heads-per-item is 3; expected 1, 2 or 4"),
             ("items-per-block=-1", "items-per-block is -1; expected a whole number from 0 to 65536"),
         ] {

@@ -86,7 +86,7 @@ pub(super) fn in_words(cuda: &Cuda, slots: &SlotsConfig, pool: &PoolConfig, rows
             1 => "a head".to_owned(),
             heads => format!("{heads} heads that share keys"),
         },
-        pipeline.stages,
+        pipeline.planes,
     ))
 }
 

@@ -195,6 +195,7 @@ pub struct Pipeline {
     pub n_items: i64,
     pub items_per_row: i32,
     pub heads_per_item: i32,
+    pub planes: i32,
     pub stages: i32,
     pub keys: i32,
     pub producers: i32,
@@ -206,7 +207,9 @@ pub struct Pipeline {
     pub products: i32,
     pub value_stride: i32,
     pub plane_bytes: i32,
+    pub plane_stride: i32,
     pub stage_bytes: i32,
+    pub at_stages: i32,
     pub at_values: i32,
     pub at_z: i32,
     pub at_gates: i32,
@@ -1009,8 +1012,8 @@ mod tests {
                 ring_rows, heads_per_group, d_per_element, softplus, mode,
             }
             Pipeline {
-                n_items, items_per_row, heads_per_item, stages, keys, producers, consumers, folders, tokens, history, columns, products, value_stride,
-                plane_bytes, stage_bytes, at_values, at_z, at_gates, at_weights, at_keys, key_bytes,
+                n_items, items_per_row, heads_per_item, planes, stages, keys, producers, consumers, folders, tokens, history, columns, products, value_stride,
+                plane_bytes, plane_stride, stage_bytes, at_stages, at_values, at_z, at_gates, at_weights, at_keys, key_bytes,
                 at_queries, at_norms, at_products, at_own_gates, at_sums, sum_columns, sums, at_wide, at_units,
             }
             Mamba2DecodeParams { family, pipeline }
