@@ -352,10 +352,11 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     for (i32 i = 0; i < 4; i++) out[i] = __fadd_rn(__fadd_rn(upper[0][i], upper[1][i]), __fadd_rn(lower[0][i], lower[1][i]));
   }
 
-  // One token: products of four tiles with the part of a column that the quad's lane has: of k, of q, and the lower ones of both. Rows
-  // 2 lane.group and the next one. Behind the last of n_tiles is that once more.
+  // One token: products of tiles [begin, end) of the four from first on with the part of a column that the quad's lane has: of k, of q, and the
+  // lower ones of both. Rows 2 lane.group and the next one.
   template <i32 FORMAT>
-  static DEVICE void multiply_single(const Params &params, const Job &job, i32 first, i32 n_tiles, Lane lane, float (&seen)[4][2]) {
+  static DEVICE void multiply_single(const Params &params, const Job &job, i32 first, i32 begin, i32 end, Lane lane,
+                                     float (&seen)[4][2]) {
     const Pipeline &s = params.pipeline;
     // Two columns next to each other of a product are the same part.
     const char *column = part_at<true>(s, job, lane.group / 2) + 8 * lane.quad * (PART_BYTES / COLUMNS);
@@ -363,12 +364,12 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       // Rows next to each other begin in the same bank: every other one goes through blocks in another order, and so does every other column.
       i32 other = (lane.group & 1) * 2 * BLOCK;
 #pragma unroll 1
-      for (i32 tile = 0; tile < 4; tile += 2) {
+      for (i32 tile = begin; tile < end; tile += 2) {
         const char *at[2];
         float y[2][4] = {};
 #pragma unroll
         for (i32 t = 0; t < 2; t++)
-          at[t] = job.plane + ((first + min(tile + t, n_tiles - 1)) * TILE + 2 * lane.group) * ROW_BYTES + 16 * lane.quad;
+          at[t] = job.plane + ((first + min(tile + t, end - 1)) * TILE + 2 * lane.group) * ROW_BYTES + 16 * lane.quad;
 #pragma unroll
         for (i32 j = 0; j < BLOCKS; j++) {
           i32 block = j * 2 * BLOCK + (j % 2 == 0 ? other : -other);
@@ -386,13 +387,15 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
         for (i32 t = 0; t < 4; t++)
 #pragma unroll
           for (i32 h = 0; h < 2; h++)
-            if (t / 2 == tile / 2) seen[t][h] = other != 0 ? y[t % 2][2 * h + 1] : y[t % 2][2 * h];
+#pragma unroll
+            for (i32 i = 0; i < 2; i++)
+              if (t == tile + i) seen[t][h] = other != 0 ? y[i][2 * h + 1] : y[i][2 * h];
       }
     } else {
 #pragma unroll 1
-      for (i32 tile = 0; tile < 4; tile++) {
+      for (i32 tile = begin; tile < end; tile++) {
         float y[4];
-        i32 row = (first + min(tile, n_tiles - 1)) * TILE + 2 * lane.group;
+        i32 row = (first + tile) * TILE + 2 * lane.group;
         multiply_columns<FORMAT, 1, true>(params.family.state, job.plane, row, column, lane, y);
 #pragma unroll
         for (i32 t = 0; t < 4; t++)
@@ -414,15 +417,11 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       if (n_tiles <= 0) break;
       float seen[4][2] = {};
       // Where tiles stand at different positions, one at a time.
+      i32 step = is_odd ? 1 : n_tiles;
 #pragma unroll 1
-      for (i32 i = 0; i < (is_odd ? n_tiles : 1); i++) {
-        float some[4][2] = {};
+      for (i32 i = 0; i < n_tiles; i += step) {
         if (is_odd) put_columns_from<true>(s, job, folds_of_tile<Kda>(params, job, tile + i).from);
-        multiply_single<FORMAT>(params, job, tile + i, is_odd ? 1 : n_tiles, lane, some);
-#pragma unroll
-        for (i32 t = 0; t < 4; t++)
-#pragma unroll
-          for (i32 h = 0; h < 2; h++) seen[t][h] = !is_odd || t == i ? some[t][h] : seen[t][h];
+        multiply_single<FORMAT>(params, job, tile, i, i + step, lane, seen);
       }
       // Two lanes add both parts, of two tiles each; then two give each other k and q of one.
 #pragma unroll
