@@ -396,7 +396,8 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       for (i32 tile = begin; tile < end; tile++) {
         float y[4];
         i32 row = (first + tile) * TILE + 2 * lane.group;
-        multiply_columns<FORMAT, 1, true>(params.family.state, job.plane, row, column, lane, y);
+        // For each tile once more: there are not registers for it.
+        multiply_columns<FORMAT, 1, true>(params.family.state, job.plane, row, column + ptx_hide(0), lane, y);
 #pragma unroll
         for (i32 t = 0; t < 4; t++)
 #pragma unroll
