@@ -478,7 +478,8 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     if (job.head->kind == ODD) put_columns_from<false>(s, job, from);
     __syncwarp();
     const State &state = params.family.state;
-    i32 n = job.item->records, c = 2 * lane.quad;
+    // Hidden, so that it is not kept in a register from before.
+    i32 n = ptx_hide(job.item->records), c = 2 * lane.quad;
     float *sums = sums_at<HIGH_>(s), of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)};
     const char *column = part_at<false>(s, job, lane.group) + 8 * lane.quad * (PART_BYTES / COLUMNS);
     // In registers for all tiles; for fp32 there are not enough.

@@ -155,7 +155,7 @@ impl Key {
         let is_delta = matches!(self.work, Work::DeltaDecode | Work::DeltaVerify);
         let is_pipeline = is_delta || matches!(self.work, Work::Mamba2Decode | Work::Mamba2Verify);
         // It would need local memory there.
-        let spills = is_delta && self.format == 1 && !self.high && arch == 120;
+        let spills = is_delta && !self.kda && self.format == 1 && !self.high && arch == 120;
         !is_pipeline || (arch >= 90 && arch != PTX && !spills)
     }
 
