@@ -36,6 +36,7 @@ enum : i32 {
   MAX_HEADS = 4,              // of an item
   ITEMS = 8,                  // that are planned at a time, a lane a head; no fewer than MAX_KEYS
   PLANS = 3,                  // at work, to come, and still in stages
+  MAX_ORDER = 256,            // items of a block that are put in order
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
   SINGLE_TILES = 8,           // that are read at a time in steps of one token, four of them next to each other in a warp
@@ -105,12 +106,26 @@ struct Barriers {
   u64 planned[PLANS];
   u64 begun[PLANS];
   u64 gathered;  // folders are all at one place
+  u64 ordered;
   u32 taken[MAX_STAGES];  // the last use of a stage, counted from 1, of which a checkpoint may be written
 };
 
 DEVICE Barriers &barriers() {
   static __shared__ Barriers b;
   return b;
+}
+
+// In what order the block takes items, from the second plan on: those that fold at equal distances, from the first one on, so that folders
+// always have something to do, and are done when others are. folding: those that fold, from the front; others: the others, from the back.
+struct Order {
+  u16 item[MAX_ORDER];
+  i32 folding;
+  i32 others;
+};
+
+DEVICE Order &order() {
+  static __shared__ Order o;
+  return o;
 }
 
 DEVICE Plans &plans() {
@@ -232,7 +247,37 @@ DEVICE u32 upper_halves(u32 low, u32 high) { return __byte_perm(low, high, 0x763
 
 // ---- The planner ----
 
+// Whether an item is to fold, by the first tile of its first head. It decides about its turn alone.
 template <class Family>
+DEVICE bool is_to_fold(const typename Family::Params &params, i64 number) {
+  const Slots &slots = params.family.slots;
+  const Batch &batch = params.family.batch;
+  const State &state = params.family.state;
+  i64 row = quotient(number, params.pipeline.items_per_row);
+  Row r = resolve(slots, batch, row, params.family.place, false);
+  if (!r.live || r.span.len == 0) return false;
+  const Cursor &cursor = slots.cursors[r.ring];
+  i32 head = Family::head_of(params, (i32)(number - row * params.pipeline.items_per_row), 0);
+  i64 position = cursor.position, tag = ((const i64 *)own_part(state.tags, r.slot))[(i64)head * state.tiles];
+  return tag_is_valid(slots, position, tag) &&
+         folds_of(slots, position, tag, r.span.len, cursor.flush_before, batch.flush && batch.flush[row]) > 0;
+}
+
+// Puts the items behind the first plan in order: folders do it, which have nothing else to do yet.
+template <class Family>
+DEVICE void put_in_order(const typename Family::Params &params, i32 me) {
+  i32 n = min(items_of_block(params.pipeline) - (i32)ITEMS, (i32)MAX_ORDER);
+#pragma unroll 1
+  for (i32 i = me * WARP + lane_index(); i < n; i += params.pipeline.folders * WARP) {
+    bool folds = is_to_fold<Family>(params, blockIdx.x + (i64)(ITEMS + i) * gridDim.x);
+    i32 at = folds ? atomicAdd(&order().folding, 1) : n - 1 - atomicAdd(&order().others, 1);
+    order().item[at] = (u16)i;
+  }
+  __syncwarp();
+  if (lane_index() == 0) ptx_barrier_arrive(&barriers().ordered);
+}
+
+template <class Family, i32 FORMAT>
 DEVICE void plan(const typename Family::Params &params) {
   i32 n = items_of_block(params.pipeline), lane = lane_index();
   Turn turn, begun;
@@ -247,11 +292,26 @@ DEVICE void plan(const typename Family::Params &params) {
     // The other lanes have no item, and leave nothing.
     bool plans_one = lane < ITEMS * MAX_HEADS;
     i32 of = plans_one ? lane : 0, i = first + of / MAX_HEADS;
+    if (first == ITEMS) ptx_barrier_wait(&barriers().ordered, 0);
+    i32 in_order = min(n - (i32)ITEMS, (i32)MAX_ORDER), turn_of = i - ITEMS;
+    if (turn_of >= 0 && turn_of < in_order) {
+      // The j-th that folds has turn j in_order / folding.
+      i32 folding = order().folding, before = (turn_of * folding + in_order - 1) / in_order;
+      bool folds = before < folding && before * in_order / folding == turn_of;
+      i = ITEMS + order().item[folds ? before : in_order - 1 - (turn_of - before)];
+    }
     i64 number = plans_one && i < n ? blockIdx.x + (i64)i * gridDim.x : -1;
     Family::plan_head(params, number, lane % MAX_HEADS, plans_one, plans().item[turn.place][of / MAX_HEADS],
                       plans().head[turn.place][of], own_gates(params.pipeline, turn.place, of));
     __syncwarp();
     if (lane == 0) ptx_barrier_arrive(&barriers().planned[turn.place]);
+    // What folders take, who else would wait for it.
+    Count count = {of / MAX_HEADS, turn.place};
+    Job job = job_of(params.pipeline, count, of % MAX_HEADS, 0, 0, 0);
+    if (plans_one && (job.head->kind == FOLD || job.head->kind == ODD)) {
+      ptx_bulk_prefetch(job.head->checkpoint, (u32)(params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2)));
+      Family::prefetch_records(params, job);
+    }
     turn.next(PLANS);
   }
 }
@@ -284,7 +344,7 @@ DEVICE Copy copy_of_head(const typename Family::Params &params, const Job &job, 
 }
 
 // Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates. is_mine: whether copy is of this head.
-template <class Family, i32 FORMAT>
+template <class Family>
 DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Copy &copy, bool is_mine, u64 *full) {
   const Pipeline &s = params.pipeline;
   const Head &head = *job.head;
@@ -293,14 +353,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
     if (lane == 0) ptx_barrier_arrive(full);
   } else {
     if (lane == 0) {
-      i32 rows = params.family.state.rows;
       ptx_barrier_arrive_expect(full, (u32)(n * Family::record_bytes(params) + job.item->len * Family::token_bytes(params) + s.plane_bytes));
-      if (head.kind != READ) {
-        // What folders take besides.
-        i32 size = rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2);
-        if (size > s.plane_bytes) ptx_bulk_prefetch(head.checkpoint + s.plane_bytes, (u32)(size - s.plane_bytes));
-        Family::bring_folds(params, job);
-      }
     }
     if (is_mine && copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
 #pragma unroll 1
@@ -332,7 +385,7 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
 
 // Of two producers each has every other item. Keys come an item of its own ahead. Planes, stages and places of keys are as many as make each of
 // them one producer's alone.
-template <class Family, i32 FORMAT>
+template <class Family>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   i32 n = items_of_block(s), lane = lane_index(), me = warp_of() - PRODUCER;
@@ -356,7 +409,7 @@ DEVICE void produce(const typename Family::Params &params) {
       }
       ptx_barrier_wait(&barriers().plane_empty[plane.place], plane.phase ^ 1);
       ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
-      bring_head<Family, FORMAT>(params, job_of(s, count, h, plane.place, stage.place, 0), copy, lane / each == h % heads,
+      bring_head<Family>(params, job_of(s, count, h, plane.place, stage.place, 0), copy, lane / each == h % heads,
                                  &barriers().full[stage.place]);
       plane.next(s.planes);
       stage.next(s.stages);
@@ -1001,6 +1054,7 @@ DEVICE void fold(const typename Family::Params &params) {
   u32 phase = 0;
   // There is no plan before the first ones.
   if (lane_index() == 0) ptx_barrier_arrive(&barriers().begun[PLANS - 1]);
+  put_in_order<Family>(params, me);
 #pragma unroll 1
   for (i32 i = 0; i < items_of_block(s); i++) {
     i32 plan = i / ITEMS % PLANS;
@@ -1064,17 +1118,19 @@ DEVICE void run(const typename Family::Params &params) {
       ptx_barrier_init(&b.begun[i], 1 + (u32)s.folders);
     }
     ptx_barrier_init(&b.gathered, (u32)s.folders);
+    ptx_barrier_init(&b.ordered, (u32)s.folders);
+    order().folding = order().others = 0;
     ptx_barrier_init_fence();
   }
   if (warp_of() == PRODUCER) prefetch<Family>(params);
   wait_for_dependency();
   __syncthreads();
   if (warp_of() == PLANNER) {
-    plan<Family>(params);
+    plan<Family, FORMAT>(params);
   } else if (warp_of() == WEIGHER) {
     weigh<Family, IS_SINGLE>(params);
   } else if (warp_of() < services_of(s)) {
-    produce<Family, FORMAT>(params);
+    produce<Family>(params);
   } else if (warp_of() < services_of(s) + s.consumers) {
     consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
   } else {

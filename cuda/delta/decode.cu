@@ -161,7 +161,7 @@ struct Delta {
   }
 
   // v of records that a head takes in.
-  static DEVICE void bring_folds(const Params &p, const Job &job) {
+  static DEVICE void prefetch_records(const Params &p, const Job &job) {
     i32 rows = p.family.ring_rows, bytes = p.family.state.rows * 2, first = job.item->first, n = job.item->records;
     i32 before = min(n, rows - first);
     if (before > 0) ptx_bulk_prefetch(job.head->raw_ring + first * bytes, (u32)(before * bytes));

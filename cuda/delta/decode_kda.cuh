@@ -68,6 +68,14 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
   }
   static DEVICE void bring_gates(const Params &, const Job &, i32, i32) {}
 
+  // Log decays, too.
+  static DEVICE void prefetch_records(const Params &p, const Job &job) {
+    i32 rows = p.family.ring_rows, first = job.item->first, n = job.item->records, before = min(n, rows - first);
+    Base::prefetch_records(p, job);
+    if (before > 0) ptx_bulk_prefetch(job.head->gate_ring + first * LOG_BYTES, (u32)(before * LOG_BYTES));
+    if (n > before) ptx_bulk_prefetch(job.head->gate_ring, (u32)((n - before) * LOG_BYTES));
+  }
+
   // Behind the step's tokens: log decays of records.
   static DEVICE Copy copy_of_token(const Params &p, const Job &job, i32 i) {
     i32 part = i - job.item->len;

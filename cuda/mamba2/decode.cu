@@ -123,7 +123,7 @@ struct Mamba2 {
   }
 
   static DEVICE void bring_norms(const Params &, const Item &, const Head &, char *) {}
-  static DEVICE void bring_folds(const Params &, const Job &) {}
+  static DEVICE void prefetch_records(const Params &, const Job &) {}
 
   static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
     ptx_copy8(gates_at(p.pipeline, job) + i, job.head->gate_ring + row * 8);

@@ -30,7 +30,7 @@ const FOLD_STRIDE: i32 = 18;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 91 << 7;
+const FIXED_BYTES: i32 = 96 << 7;
 
 /// The next multiple.
 const fn up(value: i32, to: i32) -> i32 {
