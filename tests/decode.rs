@@ -47,7 +47,12 @@ fn rows(rig: &Rig, rng: &mut Rng) -> Vec<Row> {
 /// Outputs of layer 1 in `rounds` rounds of `spec` and of an EXACT SPLIT32 pool: relative L2 distance. States are compared by bytes where they are
 /// fp32.
 fn distance(spec: Spec, rounds: usize) -> f64 {
-    let (rig, exact) = (
+    distance_with(spec, rounds, |_, g| g)
+}
+
+/// The same with other log decays of the generator: by number and what they would be.
+fn distance_with(spec: Spec, rounds: usize, decay: fn(usize, f64) -> f64) -> f64 {
+    let (mut rig, exact) = (
         Rig::new(spec.clone()),
         Rig::new(Spec {
             format: REPLAYSSM_FORMAT_SPLIT32,
@@ -56,6 +61,9 @@ fn distance(spec: Spec, rounds: usize) -> f64 {
             ..spec.clone()
         }),
     );
+    for params in &mut rig.params {
+        params.decay = params.decay.iter().enumerate().map(|(i, &g)| decay(i, g)).collect();
+    }
     let mut rng = Rng(spec.seed);
     let (mut seen, mut wanted) = (Vec::new(), Vec::new());
     for round in 0..rounds {
@@ -132,6 +140,12 @@ fn few_gdn_of_split32() {
     some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_GDN, heads: 4, ..aligned(11) }, 20);
 }
 
+/// The same with decays per column.
+#[test]
+fn few_kda_of_split32() {
+    some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_KDA, heads: 4, ..aligned(16) }, 20);
+}
+
 /// The same with several tokens a row.
 #[test]
 fn few_several_of_split32() {
@@ -143,6 +157,15 @@ fn few_several_of_split32() {
 fn few_several_gdn_of_split32() {
     for t_max in [3, 6] {
         let spec = Spec { family: REPLAYSSM_GDN, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(13) };
+        some_ways(&WAYS[1..3], &spec, 16);
+    }
+}
+
+/// The same with decays per column.
+#[test]
+fn few_several_kda_of_split32() {
+    for t_max in [2, 4] {
+        let spec = Spec { family: REPLAYSSM_KDA, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(17) };
         some_ways(&WAYS[1..3], &spec, 16);
     }
 }
@@ -178,9 +201,7 @@ fn step(rig: &Rig, exact: &Rig, rng: &mut Rng, flush: bool) -> [Vec<Vec<f64>>; 2
 /// Tiles of a head may stand at different positions, as after a launch that did not end: each takes in its own records, and says so.
 #[test]
 fn tiles_that_stand_apart() {
-    for (family, (_, readout, limit)) in
-        [REPLAYSSM_MAMBA2, REPLAYSSM_GDN].into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w)))
-    {
+    for (family, (_, readout, limit)) in FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w))) {
         let (rig, exact, mut rng) = two_rigs(family, readout);
         let (layer, tiles, tile_bytes) = (1, rig.spec.headdim / 16, 16 * rig.spec.dstate * 2);
         let (checkpoint, tags) =
@@ -237,9 +258,7 @@ fn tiles_that_stand_apart() {
 /// they would have been.
 #[test]
 fn tags_that_cannot_be_trusted() {
-    for (family, (_, readout, limit)) in
-        [REPLAYSSM_MAMBA2, REPLAYSSM_GDN].into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w)))
-    {
+    for (family, (_, readout, limit)) in FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w))) {
         let (rig, exact, mut rng) = two_rigs(family, readout);
         let (channels, tiles) = (rig.spec.headdim, rig.spec.headdim / 16);
         let tags = rig.component(REPLAYSSM_COMPONENT_TAGS);
@@ -322,6 +341,57 @@ fn windows_and_kept_tokens() {
         (31, 5, REPLAYSSM_SCHEDULE_STAGGERED),
     ] {
         all_ways(&Spec { window, keep, schedule, heads: 4, ..aligned(7) }, 40);
+    }
+}
+
+/// Delta rules with other heads, gates and windows than `every_family` has, of one token and of a few.
+#[test]
+fn delta_rules() {
+    for family in [REPLAYSSM_GDN, REPLAYSSM_KDA] {
+        let of = |seed| Spec { family, heads: 4, ..aligned(seed) };
+        let bounded = if family == REPLAYSSM_KDA { REPLAYSSM_GATE_LOWER_BOUND } else { REPLAYSSM_GATE_SOFTPLUS };
+        for spec in [
+            Spec { headdim: 24, groups: 1, head_map: REPLAYSSM_HEAD_MAP_TILED, ..of(18) },
+            Spec { headdim: 128, t_max: 3, window: 37, keep: 2, gate_kind: bounded, ..of(19) },
+            Spec { t_max: 2, window: 5, bias: false, gate_kind: REPLAYSSM_GATE_LOG_DECAY, l2norm: false, ..of(20) },
+            Spec {
+                window: 31,
+                keep: 5,
+                dt_dtype: REPLAYSSM_BF16,
+                param_dtype: REPLAYSSM_F16,
+                beta_processed: true,
+                ..of(21)
+            },
+            Spec { window: 1, schedule: REPLAYSSM_SCHEDULE_BY_POSITION, dt_dtype: REPLAYSSM_F16, ..of(22) },
+        ] {
+            all_ways(&spec, 20);
+        }
+    }
+}
+
+/// Columns that decay fast among those that decay slowly, in a block of 32 and in whole ones, and columns that do not decay.
+#[test]
+fn slow_and_fast_decays() {
+    let decay = |i: usize, g: f64| match (i / 128 % 4, i % 128) {
+        (0, column) if column % 5 == 0 => -1.5 * (1 + column % 3) as f64,
+        (1, _) => -1.25,
+        (2, 32..64) => -30.0,
+        (3, column) if column % 2 == 1 => 0.0,
+        _ => g,
+    };
+    for (t_max, (format, readout, limit)) in [1, 3].into_iter().flat_map(|t_max| WAYS.map(|way| (t_max, way))) {
+        let spec = Spec {
+            family: REPLAYSSM_KDA,
+            format,
+            readout,
+            t_max,
+            heads: 4,
+            bias: false,
+            gate_kind: REPLAYSSM_GATE_LOG_DECAY,
+            ..aligned(23)
+        };
+        let distance = distance_with(spec.clone(), 20, decay);
+        assert!(distance <= limit, "{distance:e} instead of {limit:e}: {spec:?}");
     }
 }
 

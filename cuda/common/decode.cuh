@@ -357,8 +357,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
     if (lane == 0) ptx_barrier_arrive(full);
   } else {
     if (lane == 0) {
-      i32 rows = params.family.state.rows;
-      ptx_barrier_arrive_expect(full, (u32)(n * rows * Family::VALUE_BYTES + job.item->len * Family::token_bytes(params) + s.plane_bytes));
+      ptx_barrier_arrive_expect(full, (u32)(n * Family::record_bytes(params) + job.item->len * Family::token_bytes(params) + s.plane_bytes));
     }
     if (is_mine && copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
 #pragma unroll 1
@@ -369,7 +368,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
 
 // Brings keys of an item: records, then keys and queries of the step.
 template <class Family>
-DEVICE void bring_keys(const typename Family::Params &params, const Item &item, char *to, u64 *full) {
+DEVICE void bring_keys(const typename Family::Params &params, const Item &item, const Head &head, char *to, u64 *full) {
   const Pipeline &s = params.pipeline;
   i32 lane = lane_index(), n = item.records, len = item.len, t = lane - 2;
   if (!item.has_work) {
@@ -383,7 +382,7 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
       copy = Copy{to + s.at_queries + t * ROW_BYTES, item.query + t * Family::query_bytes(params), t < len ? (i32)ROW_BYTES : 0};
     }
     if (copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
-    Family::bring_norms(params, item, to);
+    Family::bring_norms(params, item, head, to);
   }
   ptx_copies_arrive(full);
 }
@@ -432,7 +431,8 @@ DEVICE void produce(const typename Family::Params &params) {
       ptx_barrier_wait(&barriers().planned[planned % PLANS], planned / PLANS & 1);
     }
     ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
-    bring_keys<Family>(params, plans().item[planned % PLANS][next % ITEMS], keys_at(s, keys.place), &barriers().keys_full[keys.place]);
+    bring_keys<Family>(params, plans().item[planned % PLANS][next % ITEMS], plans().head[planned % PLANS][next % ITEMS * MAX_HEADS],
+                       keys_at(s, keys.place), &barriers().keys_full[keys.place]);
 #pragma unroll 1
     for (i32 k = 0; k < s.producers; k++) keys.next(s.keys);
   }
@@ -880,7 +880,7 @@ DEVICE void widen(const typename Family::Params &params, const Item &item, i32 m
 #pragma unroll
     for (i32 e = 0; e < 8; e++) k[e] = e % 2 == 0 ? pair_low(pairs[e / 2]) : pair_high(pairs[e / 2]);
     Family::scale_keys(item, row, k);
-    put8(wide_at(s) + record * COLUMNS + column, k);
+    put8(wide_at(s) + record * Family::WIDE + column, k);
   }
 }
 
@@ -981,8 +981,9 @@ DEVICE void take_in(Tile<BLOCKS, H> &t, const float *records, const float *keys,
     float values[H];
 #pragma unroll
     for (i32 h = 0; h < H; h++) values[h] = record[H * lane.group + h];
-    decay_whole(t, gate.y, slow >> i & 1);
-    Family::take_in(t, keys + i * COLUMNS, gate.x, values, lane);
+    // Decays per column are with the keys.
+    if constexpr ((i32)Family::WIDE == (i32)COLUMNS) decay_whole(t, gate.y, slow >> i & 1);
+    Family::take_in(t, keys + i * Family::WIDE, gate.x, values, lane);
   }
 }
 
@@ -1022,7 +1023,7 @@ DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half
     float *records = unit_at(params.pipeline, me);
     i32 n = min(end - first, (i32)FOLD_RECORDS), channel = unit.tile * TILE + half * 8;
     u32 slow = bring_unit<Family>(params, job, first, first + n, channel, state.rows - channel, records);
-    take_in<Family>(t, records, wide_at(params.pipeline) + first * COLUMNS, n, slow, fold_lane());
+    take_in<Family>(t, records, wide_at(params.pipeline) + first * Family::WIDE, n, slow, fold_lane());
     __syncwarp();
   }
   unit = Unit{ptx_hide(unit.item), ptx_hide(unit.h), ptx_hide(unit.tile)};
@@ -1066,6 +1067,7 @@ DEVICE void fold(const typename Family::Params &params) {
     if (item.folds) {
       gather(phase);
       widen<Family>(params, item, me);
+      Family::widen_more(params, item, plans().head[plan][i % ITEMS * MAX_HEADS], me);
       gather(phase);
       // Tiles of its heads in turn.
       Unit unit = {i, 0, me};

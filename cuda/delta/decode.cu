@@ -1,4 +1,5 @@
-// Gated DeltaNet: FULL and HIGH steps of one token, or of up to eight, on aligned memory. How it is done stands in ../common/decode.cuh.
+// Delta rules: FULL and HIGH steps of one token, or of up to eight (Kimi Delta Attention: four), on aligned memory. How it is done stands in
+// ../common/decode.cuh, and what is different with Kimi Delta Attention in decode_kda.cuh.
 //
 //   u_t = beta_t (v_t - S0 (e^{G_t} kh_t) - sum_{j<t} u_j (e^{G(j,t)} kh_j) . kh_t)
 //   o_t = scale (S0 (e^{G_t} qh_t) + sum_{j<=t} u_j (e^{G(j,t)} kh_j) . qh_t)
@@ -7,16 +8,18 @@
 // folded v.
 //
 // INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL. INSTANCE_SINGLE: whether steps have one token.
+// INSTANCE_KDA: whether decays are per column.
 #include "../common/decode.cuh"
 
 namespace decode {
 
-template <i32 FORMAT_, bool HIGH_>
+template <i32 FORMAT_, bool HIGH_, bool IS_KDA>
 struct Delta {
   typedef DeltaDecodeParams Params;
   // u is as precise as the readout.
-  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, FOLD_HALVES = 1, IS_SCALED = 0, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
+  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, WIDE = COLUMNS, FOLD_HALVES = 1, IS_SCALED = 0, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
 
+  static DEVICE i32 record_bytes(const Params &p) { return p.family.state.rows * VALUE_BYTES; }
   static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * 2; }
   static DEVICE i64 key_bytes(const Params &p) { return p.family.k.token * 2; }
   static DEVICE i64 query_bytes(const Params &p) { return p.family.q.token * 2; }
@@ -65,7 +68,7 @@ struct Delta {
       flush = p.batch.flush ? p.batch.flush[row] : 0;
       float a = 1.0f, bias = 0.0f;
       if (p.a_log.data) a = load_one(tensor_at(p.a_log, 0, 0, head), p.a_log.dtype);
-      if (p.dt_bias.data) bias = load_one(tensor_at(p.dt_bias, 0, 0, head), p.dt_bias.dtype);
+      if (!IS_KDA && p.dt_bias.data) bias = load_one(tensor_at(p.dt_bias, 0, 0, head), p.dt_bias.dtype);
       const i64 *tags = (const i64 *)own_part(s.tags, r.slot) + (i64)head * s.tiles;
       i64 tag = tags[0];
       oldest = tag;
@@ -80,9 +83,13 @@ struct Delta {
       if (p.a_log.data) a = exp(a);
 #pragma unroll 1
       for (i32 t = 0; t < (i32)r.span.len; t++) {
-        float x = load_one(span_at(r.span, p.g, t, head), p.g.dtype), beta = load_one(span_at(r.span, p.beta, t, head), p.beta.dtype);
-        if (p.dt_bias.data) x = __fadd_rn(x, bias);
-        gates[t] = make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, gate_of(p, a, x));
+        float beta = load_one(span_at(r.span, p.beta, t, head), p.beta.dtype), g = a;
+        if (!IS_KDA) {
+          float x = load_one(span_at(r.span, p.g, t, head), p.g.dtype);
+          if (p.dt_bias.data) x = __fadd_rn(x, bias);
+          g = gate_of(p, a, x);
+        }
+        gates[t] = make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, g);
       }
       to.leads = p.is_tiled ? head < p.qk_heads : head % (s.heads / p.qk_heads) == 0;
       if (bad) {
@@ -98,9 +105,10 @@ struct Delta {
       to.checkpoint = (const char *)own_part(s.checkpoint, r.slot) + head * elements * (s.format <= FORMAT_F32 ? 4 : 2);
       to.value_ring = (char *)own_part(p.ring_u, r.ring) + record * s.rows * VALUE_BYTES;
       to.raw_ring = (char *)own_part(p.ring_v, r.ring) + record * s.rows * 2;
-      to.gate_ring = (char *)own_part(p.ring_g, r.ring) + record * 4;
+      to.gate_ring = (char *)own_part(p.ring_g, r.ring) + record * (IS_KDA ? COLUMNS * 4 : 4);
       to.beta_ring = (char *)own_part(p.ring_beta, r.ring) + record * 4;
       to.value = span_at(r.span, p.v, 0, head);
+      if (IS_KDA) to.z = span_at(r.span, p.g, 0, head);
     }
     // The oldest of the item's heads.
     i32 records = (i32)(position - oldest);
@@ -143,7 +151,7 @@ struct Delta {
   // Reciprocal norms: of records and tokens, then of queries.
   static DEVICE float *norms_at(const Pipeline &s, char *keys) { return (float *)(keys + s.at_norms); }
 
-  static DEVICE void bring_norms(const Params &p, const Item &item, char *to) {
+  static DEVICE void bring_norms(const Params &p, const Item &item, const Head &, char *to) {
 #pragma unroll 1
     for (i32 i = lane_index(); i < item.records; i += WARP) {
       i32 row = item.first + i;
@@ -201,10 +209,9 @@ struct Delta {
     return rsqrt(__fadd_rn(c, p.eps));
   }
 
-  template <bool IS_SINGLE>
-  static DEVICE void weigh_item(const Params &p, const Job &job) {
+  // Reciprocal norms of the step's keys and queries.
+  static DEVICE void weigh_norms(const Params &p, const Job &job) {
     const Pipeline &s = p.pipeline;
-    Lane lane = lane_of(threadIdx.x);
     i32 len = job.item->len, n = job.item->records;
     float *norms = norms_at(s, job.keys);
 #pragma unroll 1
@@ -215,6 +222,15 @@ struct Delta {
         norms[s.history + t] = of_q;
       }
     }
+  }
+
+  template <bool IS_SINGLE>
+  static DEVICE void weigh_item(const Params &p, const Job &job) {
+    const Pipeline &s = p.pipeline;
+    Lane lane = lane_of(threadIdx.x);
+    i32 len = job.item->len, n = job.item->records;
+    const float *norms = norms_at(s, job.keys);
+    weigh_norms(p, job);
 #pragma unroll 1
     for (i32 pass = 0; pass < passes_of(len); pass++)
       weigh_keys(s, job, column_of<IS_SINGLE>(s, job, pass, lane), products_at(s, job) + pass * MAX_COLUMNS * s.products);
@@ -250,6 +266,7 @@ struct Delta {
 #pragma unroll
     for (i32 e = 0; e < 8; e++) k[e] = __fmul_rn(k[e], norm);
   }
+  static DEVICE void widen_more(const Params &, const Item &, const Head &, i32) {}
 
   // Takes a record into a part of a tile that has decayed: its key, beta, v of the rows.
   static DEVICE void take_in(Tile<BLOCKS, FOLD_HALVES> &t, const float *key, float beta, const float (&v)[FOLD_HALVES], Lane lane) {
@@ -328,14 +345,20 @@ struct Delta {
 
   // The rest of it, of four tiles. from: where the checkpoint of the lane's tile stands.
   static DEVICE void finish_single(const Params &params, const Job &job, i32 first, i32 from, const Sums &sums, Lane lane) {
-    const DeltaParams &p = params.family;
     const Pipeline &s = params.pipeline;
-    const State &state = p.state;
-    i32 n = job.item->records;
     float elapsed = elapsed_at(s, job)[from], of_k = column_norm<true>(s, job, 0) * elapsed, of_q = column_norm<true>(s, job, 1) * elapsed;
     float y[4];
 #pragma unroll
     for (i32 i = 0; i < 4; i++) y[i] = sums.y[i] * (i % 2 == 0 ? of_k : of_q);
+    finish_channels(params, job, first, from, y, lane);
+  }
+
+  // From what the checkpoint brings on.
+  static DEVICE void finish_channels(const Params &params, const Job &job, i32 first, i32 from, float (&y)[4], Lane lane) {
+    const DeltaParams &p = params.family;
+    const Pipeline &s = params.pipeline;
+    const State &state = p.state;
+    i32 n = job.item->records;
     i32 channel = (first + lane.quad) * TILE + 2 * lane.group;
     bool exists = channel < state.rows;
     i32 at = exists ? channel : 0;
@@ -378,9 +401,8 @@ struct Delta {
   // Several tokens: outputs of the tiles [first, end) of a head, and records of v and u.
   template <i32 FORMAT, bool HIGH>
   static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
-    const DeltaParams &p = params.family;
     const Pipeline &s = params.pipeline;
-    const State &state = p.state;
+    const State &state = params.family.state;
     i32 len = job.item->len, n = job.item->records, passes = passes_of(len);
     float elapsed = elapsed_at(s, job)[from], *sums = sums_at<HIGH_>(s);
 #pragma unroll 1
@@ -418,14 +440,23 @@ struct Delta {
         }
       }
     }
+    substitute(params, job, first, end);
+  }
+
+  // From sums to outputs: by forward substitution, a channel a lane.
+  static DEVICE void substitute(const Params &params, const Job &job, i32 first, i32 end) {
+    const Pipeline &s = params.pipeline;
+    const State &state = params.family.state;
+    constexpr i32 MOST = IS_KDA ? (i32)FEW : (i32)MAX_TOKENS;
+    const float *sums = sums_at<HIGH_>(s);
+    i32 len = job.item->len;
     __syncwarp();
-    // By forward substitution, a channel a lane.
     i32 last = min(end * (i32)TILE, state.rows), queries = len <= FEW ? (i32)FEW : (i32)MAX_COLUMNS;
 #pragma unroll 1
     for (i32 channel = first * TILE + lane_index(); channel < last; channel += WARP) {
-      float u[MAX_TOKENS];
+      float u[MOST];
 #pragma unroll
-      for (i32 t = 0; t < MAX_TOKENS; t++) {
+      for (i32 t = 0; t < MOST; t++) {
         if (t >= len) break;
         float seen = sums[t * s.sums + channel], o = sums[(queries + t) * s.sums + channel];
 #pragma unroll
@@ -453,7 +484,7 @@ struct Delta {
       i32 at = job.item->at + lane;
       if (at >= p.ring_rows) at -= p.ring_rows;
       ((float *)job.head->beta_ring)[at] = canonical(job.gates[lane].x);
-      ((float *)job.head->gate_ring)[at] = canonical(job.gates[lane].y);
+      if (!IS_KDA) ((float *)job.head->gate_ring)[at] = canonical(job.gates[lane].y);
       if (leads) ((float *)job.item->norm_ring)[at] = canonical(norms_at(params.pipeline, job.keys)[n + lane]);
     }
     if (leads) {
@@ -467,7 +498,7 @@ struct Delta {
     if (job.number != 0 || lane != 0) return;
     bool folded = job.head->kind == FOLD;
     u64 elements = (u64)s.heads * s.rows * s.columns, state = elements * (s.format <= FORMAT_F32 ? 4 : 2);
-    u64 keys = (u64)p.qk_heads * (s.columns * 2 + 4) + (u64)s.heads * 4, values = (u64)s.heads * (s.rows * 2 + 4);
+    u64 keys = (u64)p.qk_heads * (s.columns * 2 + 4) + (u64)s.heads * 4 * (IS_KDA ? s.columns : 1), values = (u64)s.heads * (s.rows * 2 + 4);
     u64 u = (u64)s.heads * s.rows * VALUE_BYTES, folds = (u64)(folded ? job.head->folds : 0);
     tally(p.slots, folded ? (u64)s.heads * s.tiles : 0, high && !folded && s.format == FORMAT_SPLIT32 ? elements * 2 : state,
           folded ? state : 0, folds * (keys + values) + ((u64)n - folds) * (keys + u), (u64)len * (keys + values + u));
@@ -476,6 +507,13 @@ struct Delta {
 
 }  // namespace decode
 
+#if INSTANCE_KDA
+#include "decode_kda.cuh"
+typedef decode::Kda<INSTANCE_FORMAT, INSTANCE_HIGH> Rule;
+#else
+typedef decode::Delta<INSTANCE_FORMAT, INSTANCE_HIGH, false> Rule;
+#endif
+
 extern "C" __global__ void __launch_bounds__(512, 1) replayssm_kernel(const __grid_constant__ DeltaDecodeParams p) {
-  decode::run<decode::Delta<INSTANCE_FORMAT, INSTANCE_HIGH>, INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_SINGLE>(p);
+  decode::run<Rule, INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_SINGLE>(p);
 }

@@ -13,9 +13,10 @@ template <i32 FORMAT_>
 struct Mamba2 {
   typedef Mamba2DecodeParams Params;
   // Of a fp32 checkpoint a whole tile would need more registers than there are.
-  enum : i32 { VALUE_BYTES = 2, FOLD_HALVES = FORMAT_ == FORMAT_F32 ? 1 : 2, IS_SCALED = 1, SINGLE_COLUMNS = 1 };
+  enum : i32 { VALUE_BYTES = 2, WIDE = COLUMNS, FOLD_HALVES = FORMAT_ == FORMAT_F32 ? 1 : 2, IS_SCALED = 1, SINGLE_COLUMNS = 1 };
 
   static DEVICE bool has_z(const Params &p) { return p.family.z.data != nullptr; }
+  static DEVICE i32 record_bytes(const Params &p) { return p.family.state.rows * VALUE_BYTES; }
   static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * (has_z(p) ? 4 : 2); }
   static DEVICE i32 token_of(i32 column, i32) { return column; }
   static DEVICE i32 head_of(const Params &p, i32 item, i32 h) { return item * p.pipeline.heads_per_item + h; }
@@ -121,7 +122,7 @@ struct Mamba2 {
     item.query = span_at(r.span, p.c, 0, group);
   }
 
-  static DEVICE void bring_norms(const Params &, const Item &, char *) {}
+  static DEVICE void bring_norms(const Params &, const Item &, const Head &, char *) {}
   static DEVICE void prefetch_records(const Params &, const Job &) {}
 
   static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
@@ -154,6 +155,7 @@ struct Mamba2 {
   static DEVICE float2 gate_of_record(const Head &head, i32 row) { return ((const float2 *)head.gate_ring)[row]; }
   static DEVICE const char *values_of_record(const Params &p, const Head &head, i32 row) { return head.value_ring + row * p.family.state.rows * 2; }
   static DEVICE void scale_keys(const Item &, i32, float (&)[8]) {}
+  static DEVICE void widen_more(const Params &, const Item &, const Head &, i32) {}
 
   // Takes a record into a part of a tile that has decayed: x dt of its rows, B.
   static DEVICE void take_in(Tile<BLOCKS, FOLD_HALVES> &t, const float *b, float, const float (&xd)[FOLD_HALVES], Lane lane) {

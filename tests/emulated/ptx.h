@@ -34,6 +34,7 @@ inline float ptx_from_f16(unsigned short x) {
 
 // 2^x and 1 / x.
 inline float ptx_exp2(float x) { return __builtin_exp2f(x); }
+inline float ptx_exp2_flush(float x) { return x < -126.0f ? 0.0f : __builtin_exp2f(x); }
 inline float ptx_reciprocal(float x) { return 1.0f / x; }
 
 // ---- Barriers in shared memory, and copies that arrive at them ----

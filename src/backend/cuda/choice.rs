@@ -14,6 +14,8 @@ const MAX_KEYS: i32 = 4;
 pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
 const MAX_COLUMNS: i32 = 8;
+/// Tokens of a step of Kimi Delta Attention: k and q of all of them are columns of one product.
+pub(super) const MAX_KDA_TOKENS: i32 = MAX_COLUMNS / 2;
 const PLANS: i32 = 3;
 /// Items that are planned at a time, of steps of one token and of several.
 const ITEMS_OF_SINGLE: i32 = 8;
@@ -64,6 +66,8 @@ pub struct Shape {
     pub single_columns: i32,
     /// Columns of which a consumer keeps sums.
     pub sum_columns: i32,
+    /// Whether decays are per column.
+    pub kda: bool,
 }
 
 impl Shape {
@@ -86,25 +90,67 @@ impl Shape {
             columns: MAX_COLUMNS,
             single_columns: 1,
             sum_columns: tokens,
+            kda: false,
         };
         match &pool.family {
             Family::Mamba2(dims) => Some(Shape { sharing: dims.heads_per_group() as i32, ..shape }),
-            Family::Delta(dims) if dims.kind == DeltaKind::Gdn => {
+            Family::Delta(dims) => {
+                let kda = dims.kind == DeltaKind::Kda;
+                if kda && tokens > MAX_KDA_TOKENS {
+                    return None;
+                }
                 // Of k and q.
                 let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
                 Some(Shape {
-                    sharing: (dims.v_heads / dims.qk_heads) as i32,
+                    // With decays of its own a head has products of its own.
+                    sharing: if kda { 1 } else { (dims.v_heads / dims.qk_heads) as i32 },
                     // u is as precise as the readout; v comes with the token.
                     value_bytes: if high { 2 } else { 4 },
                     token_rows: 1,
                     columns,
                     single_columns: 2,
                     sum_columns: if tokens == 1 { 0 } else { columns },
+                    kda,
                     ..shape
                 })
             }
-            _ => None,
+            Family::Conv1d(_) => None,
         }
+    }
+
+    /// Records that there is space for: those of a head, and the step's tokens.
+    fn records(&self) -> i32 {
+        self.history + self.tokens
+    }
+
+    /// Records that a stage has space for. With decays per column they are large, and the step's tokens are not among them.
+    fn staged(&self) -> i32 {
+        if self.kda { self.history } else { self.records() }
+    }
+
+    /// Bytes of a record's gates: its two, or the log decays of all columns.
+    fn gate_bytes(&self) -> i32 {
+        if self.kda { COLUMNS * 4 } else { 8 }
+    }
+
+    /// Bytes of what a checkpoint is read with, where that is not keys and queries as they came: of one token two parts of each column as precise
+    /// as the readout; of several 32 bits of each element.
+    fn part_bytes(&self) -> i32 {
+        match (self.kda, self.tokens) {
+            (false, _) => 0,
+            (true, 1) => 2 * self.single_columns * COLUMNS * self.element_bytes,
+            (true, _) => self.columns * COLUMNS * 4,
+        }
+    }
+
+    /// Bytes of the products of an item's keys with its queries; or the log decays of its tokens, and the biases that they are made with.
+    fn product_bytes(&self, products: i32) -> i32 {
+        if self.kda { (self.tokens + 1) * COLUMNS * 4 } else { self.columns * products * 4 }
+    }
+
+    /// Bytes of a record that folders have decoded: its key, and where decays are per column factors and a bit for each.
+    fn wide_bytes(&self) -> i32 {
+        if self.kda { 2 * COLUMNS * 4 + COLUMNS / 8 } else { COLUMNS * 4 }
     }
 }
 
@@ -244,28 +290,33 @@ impl Choice {
         if !(1..=MAX_TOKENS).contains(&shape.tokens) || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
             return None;
         }
-        let records = shape.history + shape.tokens;
+        let records = shape.records();
         let history = up(records, TILE);
         let products = history + 4;
         let value_stride = shape.channels * shape.value_bytes;
         let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
         let plane_stride = up(plane_bytes, 128);
         let at_values = 0;
-        let at_z = records * value_stride;
+        let at_z = shape.staged() * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
-        let at_weights = up(at_gates + records * 8, 16);
+        let at_weights = up(at_gates + shape.staged() * shape.gate_bytes(), 16);
         // Of one token nothing is its own: it is a record as any other, and its columns stand next to each other.
         let is_single = shape.tokens == 1;
-        let (columns, weights) = if is_single { (0, shape.single_columns * history) } else { (shape.columns, history) };
+        let (columns, weights) = match (is_single, shape.kda) {
+            (true, _) => (0, shape.single_columns * history),
+            (false, false) => (shape.columns, history),
+            // What records bring to columns are no products of two numbers.
+            (false, true) => (shape.columns, shape.columns * history),
+        };
         let weights = history + 4 + MAX_TOKENS + columns * MAX_TOKENS + weights;
-        let stage_bytes = up(at_weights + weights * 4, 128);
+        let stage_bytes = up(at_weights + weights * 4 + shape.part_bytes(), 128);
         let at_queries = records * ROW_BYTES;
         let at_norms = at_queries + shape.tokens * ROW_BYTES;
         let at_products = up(at_norms + (history + 2 * MAX_TOKENS) * 4, 16);
-        let key_bytes = up(at_products + shape.columns * products * 4, 128);
+        let key_bytes = up(at_products + shape.product_bytes(products), 128);
         let items = if is_single { ITEMS_OF_SINGLE } else { ITEMS_OF_SEVERAL };
         let gates_bytes = up(PLANS * items * MAX_HEADS * shape.tokens * 8, 128);
-        let wide_bytes = shape.history * ROW_BYTES * 2;
+        let wide_bytes = up(shape.history * shape.wide_bytes(), 16);
         let unit_bytes = FOLD_RECORDS * FOLD_STRIDE * 4;
 
         // Neighbouring columns of sums, of which a lane writes two, have no bank in common. In front of them is what records bring to columns,
@@ -289,11 +340,13 @@ impl Choice {
             };
             // Those of the heads at work, and of the item behind them.
             let keys = |stages: i32| (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
+            // Where items are of one head whatever the batch, each head at work has a place for keys.
+            let fewest = |stages: i32| if shape.kda { stages.clamp(2, MAX_KEYS) } else { 2 };
             [2, 1]
                 .into_iter()
                 .map(|each| each * consumers)
                 .filter(|&stages| stages <= MAX_STAGES)
-                .flat_map(|stages| [keys(stages), 2].map(|keys| (stages, keys)))
+                .flat_map(|stages| [keys(stages), fewest(stages)].map(|keys| (stages, keys)))
                 .map(|(stages, keys)| (planes(stages, keys), stages, keys))
                 // The more planes the better, then as above.
                 .rev()
@@ -418,14 +471,17 @@ mod tests {
     }
 
     /// Of published models.
-    const FAMILIES: [Family; 6] = [
+    const FAMILIES: [Family; 7] = [
         mamba2(96, 80, 8),
         mamba2(128, 64, 8),
         mamba2(256, 64, 8),
         mamba2(80, 64, 1),
         delta(DeltaKind::Gdn, 16, 32),
         delta(DeltaKind::Gdn, 16, 64),
+        KDA,
     ];
+
+    const KDA: Family = delta(DeltaKind::Kda, 32, 32);
 
     fn pool(family: &Family, (format, readout): (Format, Readout)) -> PoolConfig {
         let u_dtype = if readout == Readout::High { Dtype::Bf16 } else { Dtype::F32 };
@@ -459,7 +515,11 @@ mod tests {
             for (rows, tokens) in [1, 8, 32, 128, 256, 512].into_iter().flat_map(|rows| [1, 4, 8].map(|t| (rows, t))) {
                 for (window, has_z) in [(16, false), (32, true), (32, false), (64, true)] {
                     for (number, (device, on_multiprocessor)) in DEVICES.iter().enumerate() {
-                        let shape = Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), has_z).unwrap();
+                        let Some(shape) = Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), has_z)
+                        else {
+                            assert!(*family == KDA && tokens > MAX_KDA_TOKENS.into());
+                            continue;
+                        };
                         let Some(choice) = Choice::of(&shape, device, &Tuning::of(device.arch, shape.tokens)) else {
                             continue;
                         };
@@ -503,10 +563,18 @@ mod tests {
         for (family, way) in FAMILIES.iter().flat_map(|family| WAYS.map(|way| (family, way))) {
             for (tokens, window) in [(1, 16), (4, 32), (8, 64)] {
                 assert!(
-                    choice(family, way, 8, tokens, window, &device).is_some(),
+                    choice(family, way, 8, tokens, window, &device).is_some() || (*family == KDA && tokens == 8),
                     "{family:?} {way:?}, {tokens} tokens"
                 );
             }
+        }
+        // A head is brought while another is at work.
+        let high = (Format::Split32, Readout::High);
+        for (way, tokens, window) in
+            [(high, 1, 16), (high, 1, 32), (high, 4, 32), ((Format::F32, Readout::Full), 1, 16)]
+        {
+            let choice = choice(&KDA, way, 256, tokens, window, &device).unwrap();
+            assert!(choice.pipeline.planes >= 2, "{way:?}, {tokens} tokens: {choice:?}");
         }
     }
 
@@ -525,21 +593,29 @@ mod tests {
             let is_delta = matches!(family, Family::Delta(_));
             let items = if shape.tokens == 1 { ITEMS_OF_SINGLE } else { ITEMS_OF_SEVERAL };
             let records = shape.history + shape.tokens;
+            let staged = if shape.kda { shape.history } else { records };
             assert_eq!((p.value_stride % 16, p.stage_bytes % 128, p.key_bytes % 128), (0, 0, 0));
             // Elapsed: of each record, and 1 behind the last, four at a time; decays; what the step's tokens bring; what records weigh.
             let before = p.history + 4 + MAX_TOKENS;
-            let brought = match shape.tokens {
-                1 => records * if is_delta { 2 } else { 1 } * 4,
-                _ => (shape.columns * MAX_TOKENS + p.history) * 4,
+            let brought = match (shape.tokens, shape.kda) {
+                (1, _) => records * if is_delta { 2 } else { 1 } * 4,
+                (_, false) => (shape.columns * MAX_TOKENS + p.history) * 4,
+                (_, true) => (shape.columns * MAX_TOKENS + p.history * MAX_COLUMNS) * 4,
+            };
+            // Of decays per column: logs of records and of tokens, biases, factors and a word of bits for 32 of them; two parts of k and q.
+            let [gates, token_gates, factors, parts] = match (shape.kda, shape.tokens) {
+                (false, _) => [records * 8, shape.columns * p.products * 4, 0, 0],
+                (true, 1) => [staged, 2, staged, shape.element_bytes].map(|rows| rows * COLUMNS * 4),
+                (true, _) => [staged, shape.tokens + 1, staged, MAX_COLUMNS].map(|rows| rows * COLUMNS * 4),
             };
             let token_bytes = shape.token_rows * shape.tokens * p.value_stride;
             in_order(
                 "a stage",
                 &[
-                    (p.at_values, records * p.value_stride, 128),
+                    (p.at_values, staged * p.value_stride, 128),
                     (p.at_z, token_bytes, 16),
-                    (p.at_gates, records * 8, 16),
-                    (p.at_weights, before * 4 + brought, 16),
+                    (p.at_gates, gates, 16),
+                    (p.at_weights, before * 4 + brought + parts, 16),
                 ],
                 p.stage_bytes,
             );
@@ -551,7 +627,7 @@ mod tests {
                     (0, records * ROW_BYTES, 128),
                     (p.at_queries, shape.tokens * ROW_BYTES, 16),
                     (p.at_norms, (p.history + MAX_TOKENS) * 4, 4),
-                    (p.at_products, shape.columns * p.products * 4, 16),
+                    (p.at_products, token_gates, 16),
                 ],
                 p.key_bytes,
             );
@@ -575,7 +651,7 @@ mod tests {
                     (p.at_keys, p.keys * p.key_bytes, 128),
                     (p.at_own_gates, PLANS * items * MAX_HEADS * shape.tokens * 8, 16),
                     (p.at_sums, p.consumers * p.sum_columns * p.sums * 4, 16),
-                    (p.at_wide, shape.history * COLUMNS * 4, 16),
+                    (p.at_wide, shape.history * COLUMNS * 4 + factors + factors / 32, 16),
                     (p.at_units, p.folders * FOLD_RECORDS * FOLD_STRIDE * 4, 16),
                 ],
                 choice.shared_bytes as i32,
@@ -619,7 +695,7 @@ mod tests {
         assert!(!takes(usual, 0, 16) && !takes(usual, 9, 16), "tokens");
         assert!(!takes(usual, 1, MAX_HISTORY + 1), "history");
         assert!(takes(&mamba2(4, 24, 1), 1, 16) && !takes(&mamba2(4, 20, 1), 1, 16), "channels");
-        assert!(!takes(&delta(DeltaKind::Kda, 32, 32), 1, 16), "a family without such a kernel");
+        assert!(takes(&KDA, 4, 16) && !takes(&KDA, 5, 16), "tokens of Kimi Delta Attention");
         let small = Device { shared_bytes: 16 << 10, ..device };
         assert!(choice(usual, high, 8, 1, 16, &small).is_none(), "shared memory");
         // Kept tokens are history as those of the window are.

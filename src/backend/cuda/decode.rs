@@ -2,7 +2,7 @@
 //! take, the parallel form does.
 
 use super::Cuda;
-use super::choice::{COLUMNS, Choice, Device, MAX_TOKENS, Shape, Tuning};
+use super::choice::{COLUMNS, Choice, Device, MAX_KDA_TOKENS, MAX_TOKENS, Shape, Tuning};
 use super::instances::{Key, Work};
 use super::params::{Component, DeltaDecodeParams, DeltaParams, Mamba2DecodeParams, Mamba2Params};
 use crate::dtype::Dtype;
@@ -17,24 +17,25 @@ fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
         (Readout::Full, Format::Split32 | Format::F32) => false,
         _ => return None,
     };
-    let (columns, rows, (single, several)) = match &pool.family {
-        Family::Mamba2(dims) => (dims.dstate, dims.headdim, (Work::Mamba2Decode, Work::Mamba2Verify)),
+    let (columns, rows, (single, several), kda) = match &pool.family {
+        Family::Mamba2(dims) => (dims.dstate, dims.headdim, (Work::Mamba2Decode, Work::Mamba2Verify), false),
         Family::Delta(dims) => {
             // Records of u are as precise as the readout.
             let precise = pool.u_dtype == if high { Dtype::Bf16 } else { Dtype::F32 };
-            if dims.kind == DeltaKind::Kda || !precise {
+            if !precise {
                 return None;
             }
-            (dims.k, dims.v, (Work::DeltaDecode, Work::DeltaVerify))
+            (dims.k, dims.v, (Work::DeltaDecode, Work::DeltaVerify), dims.kind == DeltaKind::Kda)
         }
         Family::Conv1d(_) => return None,
     };
-    let fits = columns as i32 == COLUMNS && rows.is_multiple_of(8) && tokens <= i64::from(MAX_TOKENS);
+    let most = i64::from(if kda { MAX_KDA_TOKENS } else { MAX_TOKENS });
+    let fits = columns as i32 == COLUMNS && rows.is_multiple_of(8) && tokens <= most;
     let key = Key {
         work: if tokens > 1 { several } else { single },
         format: pool.format as u8,
         high,
-        kda: false,
+        kda,
         columns: COLUMNS as u16,
     };
     (fits && pool.io == Dtype::Bf16).then_some(key)
@@ -125,6 +126,12 @@ pub(super) fn delta(
     let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
     let parts = [&family.state.checkpoint, &family.ring_k, &family.ring_v, &family.ring_u];
     if ![&args.q, &args.k, &args.v].into_iter().all(is_aligned) || !parts.into_iter().all(part_is_aligned) {
+        return None;
+    }
+    // Decays per column are brought as values are.
+    let decays_are_aligned =
+        || is_aligned(&args.g) && args.dt_bias.as_ref().is_none_or(is_aligned) && part_is_aligned(&family.ring_g);
+    if key.kda && !decays_are_aligned() {
         return None;
     }
     let shape = Shape::of(&slots.config, &pool.config, (batch.n_rows, batch.max_tokens), false)?;

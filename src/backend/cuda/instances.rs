@@ -23,9 +23,9 @@ pub enum Work {
     DeltaSingle,
     /// Delta rules, as for Mamba-2.
     DeltaParallel,
-    /// Gated DeltaNet, as for Mamba-2.
+    /// Delta rules, as for Mamba-2.
     DeltaDecode,
-    /// Gated DeltaNet, as for Mamba-2.
+    /// Delta rules, as for Mamba-2; with decays per column of up to four tokens.
     DeltaVerify,
     /// Delta rules, as for Mamba-2.
     DeltaTail,
@@ -119,9 +119,16 @@ impl Key {
                     }
                 }
                 if columns == COLUMNS[0] {
-                    for work in [Work::Mamba2Decode, Work::Mamba2Verify, Work::DeltaDecode, Work::DeltaVerify] {
-                        keys.extend(matches!(format, 1 | 3).then(|| key(work, true, false)));
-                        keys.extend(matches!(format, 1 | 2).then(|| key(work, false, false)));
+                    for (work, kda) in [
+                        (Work::Mamba2Decode, false),
+                        (Work::Mamba2Verify, false),
+                        (Work::DeltaDecode, false),
+                        (Work::DeltaVerify, false),
+                        (Work::DeltaDecode, true),
+                        (Work::DeltaVerify, true),
+                    ] {
+                        keys.extend(matches!(format, 1 | 3).then(|| key(work, true, kda)));
+                        keys.extend(matches!(format, 1 | 2).then(|| key(work, false, kda)));
                     }
                     if matches!(format, 1..=3) {
                         keys.push(key(Work::Mamba2Single, false, false));
@@ -148,7 +155,7 @@ impl Key {
         let is_delta = matches!(self.work, Work::DeltaDecode | Work::DeltaVerify);
         let is_pipeline = is_delta || matches!(self.work, Work::Mamba2Decode | Work::Mamba2Verify);
         // It would need local memory there.
-        let spills = is_delta && self.format == 1 && !self.high && arch == 120;
+        let spills = is_delta && !self.kda && self.format == 1 && !self.high && arch == 120;
         !is_pipeline || (arch >= 90 && arch != PTX && !spills)
     }
 
@@ -167,7 +174,9 @@ impl Key {
             Work::Mamba2Verify => "mamba2_verify",
             Work::Mamba2Tail => "mamba2_tail",
             Work::Mamba2Fold => "mamba2_fold",
+            Work::DeltaDecode if self.kda => "kda_decode",
             Work::DeltaDecode => "gdn_decode",
+            Work::DeltaVerify if self.kda => "kda_verify",
             Work::DeltaVerify => "gdn_verify",
             Work::DeltaTail if self.kda => "kda_tail",
             Work::DeltaTail => "gdn_tail",
