@@ -73,21 +73,21 @@ a kernel writes the tail of a faulty extend~cuda/common/block.cuh~s/return !__sy
 a kernel records u of another token~cuda/delta/delta.cuh~s/u_at\(p, w\.position \+ token\)/u_at(p, w.position + token + 1)/~--test across few_models_of_kda
 a kernel's keys decay by the record before~cuda/delta/delta.cuh~s/i32 row = newest - done - e;/i32 row = newest - done - e - 1;/~--test across few_models_of_kda
 a kernel checks the guards of another slot~cuda/slots/inspect.cu~s/g\.per_ring \? r\.ring : r\.slot/g.per_ring ? r.slot : r.ring/~--test checks a_byte_beside
-a decoding kernel folds one record fewer~cuda/common/decode.cuh~s/k < end; k\+\+/k + 1 < end; k++/~--test decode few_of_split32
+a decoding kernel folds one record fewer~cuda/common/decode.cuh~s/for \(i32 i = 0; i < n; i\+\+\) \{\n    const float \*record/for (i32 i = 0; i + 1 < n; i++) {\n    const float *record/~--test decode few_of_split32
 a decoding kernel brings the record before~cuda/mamba2/decode.cu~s/item\.first = item\.at - records;/item.first = item.at - records - 1;/~--test decode few_of_split32
 a decoding kernel weighs a record without the decay of later ones~cuda/common/decode.cuh~s/float weight = fast_exp\(without \+ newer\);/float weight = fast_exp(0.0f * (without + newer));/~--test decode few_of_split32
-a decoding kernel copies on behind the ring's end~cuda/common/decode.cuh~s/first = job\.item->first, before = min\(n, ring_rows - first\);/first = job.item->first, before = n;/~--test decode few_several_of_split32
-a decoding kernel copies keys on behind the ring's end~cuda/common/decode.cuh~s/i32 before = min\(n, params\.family\.ring_rows - item\.first\);/i32 before = n;/~--test decode few_gdn_of_split32
+a decoding kernel copies on behind the ring's end~cuda/common/decode.cuh~s/i32 before = min\(n, ring_rows - first\), from/i32 before = n, from/~--test decode few_several_of_split32
+a decoding kernel decodes keys on behind the ring's end~cuda/common/decode.cuh~s/(row = item\.first \+ record;\n)    if \(row >= params\.family\.ring_rows\) row -= params\.family\.ring_rows;\n/$1/~--test decode few_gdn_of_split32
 a decoding kernel takes the first tile for all of a head~cuda/common/decode.cuh~s/if \(job\.head->kind != ODD\) return Folds/if (true) return Folds/~--test decode tiles_that_stand
-a decoding kernel sets tags of tiles that did not fold~cuda/common/decode.cuh~s/if \(f\.n > 0\) (tags\[tile\] = job\.item->position - job\.item->records) \+ f\.from \+ f\.n;/$1 + job.head->from + job.head->folds;/~--test decode tiles_that_stand
+a decoding kernel sets tags of tiles that did not fold~cuda/common/decode.cuh~s/f = folds_of_tile<Family>\(params, again, unit\.tile\);/f = Folds{again.head->from, again.head->folds};/~--test decode tiles_that_stand
 a decoding kernel believes any tag~cuda/mamba2/decode.cu~s/bad = bad \|\| !tag_is_valid/bad = false \&\& !tag_is_valid/~--test decode tags_that
 a decoding kernel of a delta rule believes any tag~cuda/delta/decode.cu~s/bad = bad \|\| !tag_is_valid/bad = false \&\& !tag_is_valid/~--test decode tags_that
-a decoding kernel reads a folded record again~cuda/common/decode.cuh~s/\(kind == FOLD \? job\.head->folds : 0\)/(kind == FOLD ? job.head->folds - 1 : 0)/~--test decode few_of_split32
-a decoding kernel reads before all parts are folded~cuda/common/decode.cuh~s/if \(folds\) ptx_barrier_wait\(&barriers\(\)\.folded\[order\.place\], order\.phase\);//~--test decode few_of_split32
+a decoding kernel leaves out records that fold~cuda/common/decode.cuh~s/return Folds\{job\.head->from, job\.head->folds\};/return Folds{job.head->from + job.head->folds * (warp_of() < services_of(params.pipeline) + params.pipeline.consumers), job.head->folds};/~--test decode few_of_split32
+a decoding kernel writes a checkpoint before its bytes have come~cuda/common/decode.cuh~s/  ptx_counter_wait\(&barriers\(\)\.taken\[.*?\n//~--test decode few_of_split32
 a decoding kernel leaves the token's own weight out~cuda/common/decode.cuh~s/__fmul_rn\(weight, products\[c/__fmul_rn(is_record ? weight : 0.0f, products[c/~--test decode few_of_split32
 a decoding kernel of several tokens leaves their own weights out~cuda/common/decode.cuh~s/if \(of <= to && to < len\)/if (of < to \&\& to < len)/~--test decode few_several_of_split32
 a decoding kernel does not decay between tokens of a step~cuda/common/decode.cuh~s/brings = __fmul_rn\(fast_exp\(sum\), /brings = __fmul_rn(1.0f, /~--test decode few_several_of_split32
-a decoding kernel of a delta rule without beta~cuda/delta/decode.cu~s/float u = beta \* \(from_bf16\(v\[h\]\)/float u = (from_bf16(v[h])/~--test decode few_gdn_of_split32
+a decoding kernel of a delta rule without beta~cuda/delta/decode.cu~s/u\[2\] = \{beta \* \(pair_low\(v\) - y\[0\]\), beta \*/u[2] = {pair_low(v) - y[0], beta */~--test decode few_gdn_of_split32
 a decoding kernel of several tokens of a delta rule without beta~cuda/delta/decode.cu~s/u\[t\] = job\.gates\[t\]\.x \* \(from_bf16\(v\)/u[t] = (from_bf16(v)/~--test decode few_several_gdn
 a decoding kernel of several tokens of a delta rule forgets those before~cuda/delta/decode.cu~s/seen = fma\(own_weight\(s, job, t, i\), u\[i\], seen\);//~--test decode few_several_gdn
 a kernel of single tokens stores a record late~cuda/mamba2/single.cu~s/stop = progress\.stop;/stop = progress.stop > 1 ? progress.stop - 1 : 0;/~--test single few_of_mamba2

@@ -709,13 +709,43 @@ mod tests {
     fn choices_of_real_shapes() {
         let [split, full] = [(Format::Split32, Readout::High), (Format::F32, Readout::Full)];
         let ((h, _), (b, _)) = (DEVICES[0], DEVICES[1]);
-        let [nemotron_4b, nemotron_120b, qwen_122b] = [&FAMILIES[0], &FAMILIES[1], &FAMILIES[5]];
+        let families = FAMILIES;
+        let [nemotron_4b, nemotron_120b, qwen_122b, kimi] = [0, 1, 5, 6].map(|i| &families[i]);
         for (name, family, way, rows, tokens, window, device, wanted) in [
-            ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, ([0, 0, 0], [0, 0, 0], [0, 0, 0], 0)),
-            ("120B, batch 256, F32 FULL", nemotron_120b, full, 256, 1, 16, h, ([0, 0, 0], [0, 0, 0], [0, 0, 0], 0)),
-            ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, ([0, 0, 0], [0, 0, 0], [0, 0, 0], 0)),
-            ("4B, batch 32, four tokens", nemotron_4b, split, 32, 4, 32, h, ([0, 0, 0], [0, 0, 0], [0, 0, 0], 0)),
-            ("122B, batch 128, four tokens", qwen_122b, split, 128, 4, 32, h, ([0, 0, 0], [0, 0, 0], [0, 0, 0], 0)),
+            ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, ([132, 512, 218368], [8, 16, 4], [2, 8, 4], 4)),
+            (
+                "120B, batch 256, F32 FULL",
+                nemotron_120b,
+                full,
+                256,
+                1,
+                16,
+                h,
+                ([132, 512, 218368], [5, 7, 2], [1, 7, 6], 4),
+            ),
+            ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, ([128, 512, 218368], [8, 16, 4], [2, 8, 4], 1)),
+            (
+                "4B, batch 32, four tokens",
+                nemotron_4b,
+                split,
+                32,
+                4,
+                32,
+                h,
+                ([132, 512, 215424], [5, 5, 2], [1, 5, 8], 2),
+            ),
+            (
+                "122B, batch 128, four tokens",
+                qwen_122b,
+                split,
+                128,
+                4,
+                32,
+                h,
+                ([132, 448, 210304], [3, 3, 2], [1, 3, 8], 4),
+            ),
+            ("122B, batch 256", qwen_122b, split, 256, 1, 16, h, ([132, 512, 211712], [4, 6, 4], [1, 6, 7], 4)),
+            ("48B of Kimi, batch 256", kimi, split, 256, 1, 16, h, ([132, 416, 221184], [3, 5, 4], [1, 5, 5], 1)),
             (
                 "120B, batch 256, a smaller device",
                 nemotron_120b,
@@ -724,7 +754,7 @@ mod tests {
                 1,
                 16,
                 b,
-                ([0, 0, 0], [0, 0, 0], [0, 0, 0], 0),
+                ([84, 352, 90112], [3, 3, 2], [1, 3, 5], 4),
             ),
         ] {
             let c = choice(family, way, rows, tokens, window, &device).unwrap();
@@ -733,10 +763,7 @@ mod tests {
             let places = [p.planes, p.stages, p.keys].map(i64::from);
             let warps = [p.producers, p.consumers, p.folders].map(i64::from);
             let found = ([blocks, threads, shared], places, warps, i64::from(p.heads_per_item));
-            println!("{name}: {found:?}");
-            if false {
-                assert_eq!(found, wanted, "{name}");
-            }
+            assert_eq!(found, wanted, "{name}");
         }
     }
 
