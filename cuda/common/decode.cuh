@@ -309,7 +309,7 @@ DEVICE void plan(const typename Family::Params &params) {
                       plans().head[turn.place][of], own_gates(params.pipeline, turn.place, of));
     __syncwarp();
     if (lane == 0) ptx_barrier_arrive(&barriers().planned[turn.place]);
-    // What folders take, who else would wait for it.
+    // Brings near what folders take, who would wait for memory otherwise.
     Count count = {of / MAX_HEADS, turn.place};
     Job job = job_of(params.pipeline, count, of % MAX_HEADS, 0, 0, 0);
     if (plans_one && (job.head->kind == FOLD || job.head->kind == ODD)) {

@@ -211,7 +211,8 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
     let result = json!({
         "rows": all, "accuracy_tokens": n_tokens, "hidden": options.hidden,
         "tuning": options.tuning.map(|t| json!({
-            "blocks": t.blocks, "consumers": t.consumers, "heads_per_item": t.heads_per_item, "items_per_block": t.items_per_block,
+            "blocks": t.blocks, "producers": t.producers, "consumers": t.consumers, "folders": t.folders,
+            "heads_per_item": t.heads_per_item, "items_of_two": t.items_of_two, "items_of_four": t.items_of_four,
         })),
         "bookkeeping": bookkeeping.map(|b| json!({
             "batch": b.batch, "layers": b.layers, "commit_us": b.commit, "snapshot_us": b.snapshot, "kernel_us": b.kernel,

@@ -144,7 +144,7 @@ pub struct Kernel {
     /// Also times a commit, and a snapshot with nothing due
     #[arg(long)]
     pub bookkeeping: bool,
-    /// GPU: launches steps of a few tokens by these numbers, for experiments: blocks=2,consumers=8,heads-per-item=4,items-per-block=8
+    /// GPU: launches steps of a few tokens by these numbers, for experiments: blocks=2,consumers=8,folders=8,heads-per-item=4
     #[arg(long, value_name = "NAME=N,..", value_parser = Tuning::parse)]
     pub tuning: Option<Tuning>,
 }

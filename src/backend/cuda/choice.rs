@@ -178,13 +178,28 @@ pub struct Tuning {
     pub folders: i32,
     /// Heads of an item at most.
     pub heads_per_item: i32,
-    /// Items per block, below which an item has fewer heads.
-    pub items_per_block: i32,
+    /// Items of two heads that a block is to have at least: otherwise items are of one. Where folds are long, `LONG_FOLDS` times as many.
+    pub items_of_two: i32,
+    /// The same of four heads.
+    pub items_of_four: i32,
 }
 
-/// Best on sm_90 of all that was tried there.
-const SM_90: Tuning =
-    Tuning { blocks: 1, producers: 2, consumers: 8, folders: 8, heads_per_item: MAX_HEADS, items_per_block: 8 };
+/// Best on sm_90 of all that was tried there, for steps of one token and of several.
+const SM_90: Tuning = Tuning {
+    blocks: 1,
+    producers: 2,
+    consumers: 8,
+    folders: 8,
+    heads_per_item: MAX_HEADS,
+    items_of_two: 4,
+    items_of_four: 16,
+};
+const SM_90_SEVERAL: Tuning = Tuning { items_of_two: 8, items_of_four: 8, ..SM_90 };
+
+/// A step of one token of a head with more channels than this, half of whose checkpoint is read, takes much longer where it folds: items are small for
+/// longer, so that blocks have equally many that do.
+const SHORT_FOLDS: i32 = 96;
+const LONG_FOLDS: i32 = 6;
 
 /// Checkpoints that a block is to have space for, if it can; those that each of several blocks of a multiprocessor is to have space for.
 const PLANES: i32 = 4;
@@ -195,7 +210,7 @@ const SHARED_PLANES: i32 = 3;
 const WAITING: i32 = 2;
 
 /// Architectures that were measured, for steps of one token and of several.
-const MEASURED: [(u32, [Tuning; 2]); 1] = [(90, [SM_90, SM_90])];
+const MEASURED: [(u32, [Tuning; 2]); 1] = [(90, [SM_90, SM_90_SEVERAL])];
 
 /// Of all others, where nothing was measured: the numbers of sm_90.
 const UNMEASURED: Tuning = SM_90;
@@ -226,7 +241,7 @@ impl Tuning {
         EXPERIMENT.set(self).map_err(|_| "a process tries out one tuning".to_owned())
     }
 
-    /// Numbers by name, as `blocks=2,consumers=8,heads-per-item=4,items-per-block=8`; those that are not named are sm_90's.
+    /// Numbers by name, as `blocks=2,consumers=8,heads-per-item=4,items-of-four=8`; those that are not named are sm_90's.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut tuning = SM_90;
         for part in text.split(',') {
@@ -238,10 +253,12 @@ impl Tuning {
                 "consumers" => &mut tuning.consumers,
                 "folders" => &mut tuning.folders,
                 "heads-per-item" => &mut tuning.heads_per_item,
-                "items-per-block" => &mut tuning.items_per_block,
+                "items-of-two" => &mut tuning.items_of_two,
+                "items-of-four" => &mut tuning.items_of_four,
                 _ => {
                     return Err(format!(
-                        "{name} is unknown; expected blocks, producers, consumers, folders, heads-per-item or items-per-block"
+                        "{name} is unknown; expected blocks, producers, consumers, folders, heads-per-item, items-of-two or \
+                         items-of-four"
                     ));
                 }
             };
@@ -259,7 +276,8 @@ impl Tuning {
         within("producers", self.producers, 1, 2)?;
         within("consumers", self.consumers, self.blocks, MAX_STAGES)?;
         within("folders", self.folders, LEAST_FOLDERS, MAX_WARPS)?;
-        within("items-per-block", self.items_per_block, 0, 1 << 16)?;
+        within("items-of-two", self.items_of_two, 0, 1 << 16)?;
+        within("items-of-four", self.items_of_four, 0, 1 << 16)?;
         // Halves of it are tried.
         within("heads-per-item", self.heads_per_item, 1, MAX_HEADS)?;
         if !(self.heads_per_item as u32).is_power_of_two() {
@@ -356,11 +374,14 @@ impl Choice {
         // Several items for each block, so that it need not wait for the first bytes of more than one.
         let resident = i64::from(device.multiprocessors * tuning.blocks);
         let mut heads_per_item = tuning.heads_per_item.min(MAX_HEADS);
-        while shape.sharing % heads_per_item != 0
-            || (heads_per_item > 1
-                && shape.rows * i64::from(shape.heads)
-                    < i64::from(tuning.items_per_block) * resident * i64::from(heads_per_item))
-        {
+        let long_folds = is_single && shape.element_bytes == 2 && shape.channels > SHORT_FOLDS;
+        let items_of = |heads: i32| match heads {
+            2 => tuning.items_of_two * if long_folds { LONG_FOLDS } else { 1 },
+            _ => tuning.items_of_four,
+        };
+        let fewer =
+            |heads: i32| shape.rows * i64::from(shape.heads) < i64::from(items_of(heads)) * resident * i64::from(heads);
+        while shape.sharing % heads_per_item != 0 || (heads_per_item > 1 && fewer(heads_per_item)) {
             heads_per_item /= 2;
         }
         // As many consumers as there can be with several planes; folders are the rest.
@@ -745,6 +766,8 @@ mod tests {
                 ([132, 448, 210304], [3, 3, 2], [1, 3, 8], 4),
             ),
             ("122B, batch 256", qwen_122b, split, 256, 1, 16, h, ([132, 512, 211712], [4, 6, 4], [1, 6, 7], 4)),
+            ("120B, batch 64", nemotron_120b, split, 64, 1, 16, h, ([132, 512, 218368], [8, 16, 4], [2, 8, 4], 2)),
+            ("122B, batch 64", qwen_122b, split, 64, 1, 16, h, ([132, 512, 209408], [4, 6, 4], [2, 6, 6], 1)),
             ("48B of Kimi, batch 256", kimi, split, 256, 1, 16, h, ([132, 416, 221184], [3, 5, 4], [1, 5, 5], 1)),
             (
                 "120B, batch 256, a smaller device",
@@ -827,9 +850,16 @@ mod tests {
     #[cfg(feature = "bench")]
     #[test]
     fn a_tuning_that_is_tried_out_is_checked() {
-        let text = "blocks=1,producers=1,consumers=6,folders=5,heads-per-item=2,items-per-block=4";
-        let tuning =
-            Tuning { blocks: 1, producers: 1, consumers: 6, folders: 5, heads_per_item: 2, items_per_block: 4 };
+        let text = "blocks=1,producers=1,consumers=6,folders=5,heads-per-item=2,items-of-two=3,items-of-four=4";
+        let tuning = Tuning {
+            blocks: 1,
+            producers: 1,
+            consumers: 6,
+            folders: 5,
+            heads_per_item: 2,
+            items_of_two: 3,
+            items_of_four: 4,
+        };
         assert_eq!(Tuning::parse(text), Ok(tuning));
         assert_eq!(Tuning::parse("blocks=1"), Ok(Tuning { blocks: 1, ..SM_90 }));
         for (text, sentence) in [
@@ -837,14 +867,14 @@ mod tests {
             ("blocks=many", "blocks is many; expected a whole number"),
             (
                 "warps=4",
-                "warps is unknown; expected blocks, producers, consumers, folders, heads-per-item or items-per-block",
+                "warps is unknown; expected blocks, producers, consumers, folders, heads-per-item, items-of-two or items-of-four",
             ),
             ("blocks=3", "blocks is 3; expected a whole number from 1 to 2"),
             ("producers=3", "producers is 3; expected a whole number from 1 to 2"),
             ("blocks=2,consumers=1", "consumers is 1; expected a whole number from 2 to 16"),
             ("folders=3", "folders is 3; expected a whole number from 4 to 16"),
             ("heads-per-item=3", "heads-per-item is 3; expected 1, 2 or 4"),
-            ("items-per-block=-1", "items-per-block is -1; expected a whole number from 0 to 65536"),
+            ("items-of-two=-1", "items-of-two is -1; expected a whole number from 0 to 65536"),
         ] {
             assert_eq!(Tuning::parse(text), Err(sentence.to_owned()));
         }
