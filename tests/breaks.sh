@@ -84,6 +84,7 @@ a decoding kernel believes any tag~cuda/mamba2/decode.cu~s/bad = bad \|\| !tag_i
 a decoding kernel of a delta rule believes any tag~cuda/delta/decode.cu~s/bad = bad \|\| !tag_is_valid/bad = false \&\& !tag_is_valid/~--test decode tags_that
 a decoding kernel leaves out records that fold~cuda/common/decode.cuh~s/return Folds\{job\.head->from, job\.head->folds\};/return Folds{job.head->from + job.head->folds * (warp_of() < services_of(params.pipeline) + params.pipeline.consumers), job.head->folds};/~--test decode few_of_split32
 a decoding kernel writes a checkpoint before its bytes have come~cuda/common/decode.cuh~s/  ptx_counter_wait\(&barriers\(\)\.taken\[.*?\n//~--test decode few_of_split32
+a decoding kernel takes an item twice and leaves another out~cuda/common/decode.cuh~s/before : in_order - 1 - \(turn_of - before\)/before : in_order - 1 - (turn_of - before) \/ 2 * 2/~--test decode
 a decoding kernel leaves the token's own weight out~cuda/common/decode.cuh~s/__fmul_rn\(weight, products\[c/__fmul_rn(is_record ? weight : 0.0f, products[c/~--test decode few_of_split32
 a decoding kernel of several tokens leaves their own weights out~cuda/common/decode.cuh~s/if \(of <= to && to < len\)/if (of < to \&\& to < len)/~--test decode few_several_of_split32
 a decoding kernel does not decay between tokens of a step~cuda/common/decode.cuh~s/brings = __fmul_rn\(fast_exp\(sum\), /brings = __fmul_rn(1.0f, /~--test decode few_several_of_split32

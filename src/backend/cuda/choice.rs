@@ -26,7 +26,7 @@ const TILE: i32 = 16;
 pub(super) const MAX_HISTORY: i32 = 96;
 /// Folders that a multiprocessor holds at least.
 const LEAST_FOLDERS: i32 = 4;
-/// Floats of the records that a folder takes at a time.
+/// Records that a folder takes at a time, and floats of one.
 const FOLD_RECORDS: i32 = WARP;
 const FOLD_STRIDE: i32 = 18;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
@@ -354,7 +354,8 @@ impl Choice {
             // Of one token a checkpoint is read before anything else: there is more space for the rest, of which each consumer has as many places.
             let planes = |stages: i32, keys: i32| {
                 let planes = (bytes - stages * stage_bytes - keys * key_bytes) / plane_stride;
-                if is_single { planes.min(stages).min(MAX_PLANES) } else { if planes >= stages { stages } else { 0 } }
+                let most = if is_single { stages.min(MAX_PLANES) } else { stages };
+                if is_single || planes >= stages { planes.min(most) } else { 0 }
             };
             // Those of the heads at work, and of the item behind them.
             let keys = |stages: i32| (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
@@ -411,6 +412,8 @@ impl Choice {
         let n_items = shape.rows.saturating_mul(items_per_row.into());
         let at_keys = planes * plane_stride + stages * stage_bytes;
         let at_own_gates = at_keys + keys * key_bytes;
+        let at_sums = at_own_gates + gates_bytes;
+        let at_wide = at_sums + sums_bytes(consumers);
         let pipeline = Pipeline {
             n_items,
             items_per_row,
@@ -440,11 +443,11 @@ impl Choice {
             at_norms,
             at_products,
             at_own_gates,
-            at_sums: at_own_gates + gates_bytes,
+            at_sums,
             sum_columns,
             sums,
-            at_wide: at_own_gates + gates_bytes + sums_bytes(consumers),
-            at_units: at_own_gates + gates_bytes + sums_bytes(consumers) + wide_bytes,
+            at_wide,
+            at_units: at_wide + wide_bytes,
         };
         Some(Choice {
             blocks_each: blocks,
@@ -563,10 +566,10 @@ mod tests {
             // A plan's items are all that keys are there for.
             assert!(p.keys <= ITEMS_OF_SEVERAL);
             assert!((1..=MAX_STAGES).contains(&p.consumers), "{choice:?}");
-            // Each has stages of its own, as many as any other.
             let is_even = [p.planes, p.stages].iter().all(|n| n % (2 * p.heads_per_item) == 0) && p.keys % 2 == 0;
             assert!(p.producers == 1 || is_even, "{choice:?}");
             assert!((1..=MAX_PLANES).contains(&p.planes) && p.planes <= p.stages, "{choice:?}");
+            // Each consumer has stages of its own, as many as any other.
             assert!(p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
             assert_eq!(threads as i32, (p.producers + p.consumers + p.folders + SERVICES) * WARP);
             assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
