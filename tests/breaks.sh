@@ -76,15 +76,18 @@ a kernel checks the guards of another slot~cuda/slots/inspect.cu~s/g\.per_ring \
 a decoding kernel folds one record fewer~cuda/common/decode.cuh~s/for \(i32 i = 0; i < n; i\+\+\) \{\n    const float \*record/for (i32 i = 0; i + 1 < n; i++) {\n    const float *record/~--test decode few_of_split32
 a decoding kernel brings the record before~cuda/mamba2/decode.cu~s/item\.first = item\.at - records;/item.first = item.at - records - 1;/~--test decode few_of_split32
 a decoding kernel weighs a record without the decay of later ones~cuda/common/decode.cuh~s/float weight = fast_exp\(without \+ newer\);/float weight = fast_exp(0.0f * (without + newer));/~--test decode few_of_split32
-a decoding kernel copies on behind the ring's end~cuda/common/decode.cuh~s/i32 before = min\(n, ring_rows - first\), from/i32 before = n, from/~--test decode few_several_of_split32
+a decoding kernel copies on behind the ring's end~cuda/common/decode.cuh~s/before = min\(n, ring_rows - first\) \* row_bytes/before = n * row_bytes/~--test decode few_several_of_split32
 a decoding kernel decodes keys on behind the ring's end~cuda/common/decode.cuh~s/(row = item\.first \+ record;\n)    if \(row >= params\.family\.ring_rows\) row -= params\.family\.ring_rows;\n/$1/~--test decode few_gdn_of_split32
 a decoding kernel takes the first tile for all of a head~cuda/common/decode.cuh~s/if \(job\.head->kind != ODD\) return Folds/if (true) return Folds/~--test decode tiles_that_stand
 a decoding kernel sets tags of tiles that did not fold~cuda/common/decode.cuh~s/f = folds_of_tile<Family>\(params, again, unit\.tile\);/f = Folds{again.head->from, again.head->folds};/~--test decode tiles_that_stand
 a decoding kernel believes any tag~cuda/mamba2/decode.cu~s/bad = bad \|\| !tag_is_valid/bad = false \&\& !tag_is_valid/~--test decode tags_that
 a decoding kernel of a delta rule believes any tag~cuda/delta/decode.cu~s/bad = bad \|\| !tag_is_valid/bad = false \&\& !tag_is_valid/~--test decode tags_that
 a decoding kernel leaves out records that fold~cuda/common/decode.cuh~s/return Folds\{job\.head->from, job\.head->folds\};/return Folds{job.head->from + job.head->folds * (warp_of() < services_of(params.pipeline) + params.pipeline.consumers), job.head->folds};/~--test decode few_of_split32
-a decoding kernel writes a checkpoint before its bytes have come~cuda/common/decode.cuh~s/  ptx_counter_wait\(&barriers\(\)\.taken\[.*?\n//~--test decode few_of_split32
+a decoding kernel writes a checkpoint before its bytes have come~cuda/common/decode.cuh~s/  ptx_counter_wait\(places\(\)\.taken\(.*?\n//~--test decode few_of_split32
 a decoding kernel takes an item twice and leaves another out~cuda/common/decode.cuh~s/before : in_order - 1 - \(turn_of - before\)/before : in_order - 1 - (turn_of - before) \/ 2 * 2/~--test decode
+a decoding kernel reads rows of a checkpoint in another order than columns~cuda/common/decode.cuh~s/\(\(2 \* step \+ matrix \/ 2\) \^ row % ORDERS\)/(2 * step + matrix \/ 2)/~--test decode few_of_split32
+a decoding kernel of several tokens adds records of FULL as bfloat16~cuda/mamba2/decode.cu~s/PARTS = HIGH \? 2 : 3/PARTS = HIGH ? 2 : 1/~--test decode few_several_of_split32
+a decoding kernel of several tokens of a delta rule adds the upper parts of records alone~cuda/common/decode.cuh~s/    ptx_mma_m16n8k8_tf32\(y, lower, first, y\);\n//~--test decode few_several_gdn
 a decoding kernel leaves the token's own weight out~cuda/common/decode.cuh~s/__fmul_rn\(weight, products\[c/__fmul_rn(is_record ? weight : 0.0f, products[c/~--test decode few_of_split32
 a decoding kernel of several tokens leaves their own weights out~cuda/common/decode.cuh~s/if \(of <= to && to < len\)/if (of < to \&\& to < len)/~--test decode few_several_of_split32
 a decoding kernel does not decay between tokens of a step~cuda/common/decode.cuh~s/brings = __fmul_rn\(fast_exp\(sum\), /brings = __fmul_rn(1.0f, /~--test decode few_several_of_split32

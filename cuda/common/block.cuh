@@ -31,7 +31,7 @@ struct Work {
   i32 reserved;
 };
 
-extern __shared__ __align__(16) char shared_memory[];
+extern __shared__ __align__(128) char shared_memory[];
 
 DEVICE Work &work() {
   static __shared__ Work w;

@@ -41,11 +41,14 @@ enum : i32 {
   MAX_ORDER = 256,            // items of a block that are put in order
   MAX_TOKENS = 8,
   MAX_COLUMNS = 8,            // of a product of tensor cores
-  SINGLE_TILES = 8,           // that are read at a time in steps of one token, four of them next to each other in a warp
+  SINGLE_TILES = 4,           // that are read at a time, next to each other in a warp
   MAX_HISTORY = 96,           // records of a head
 };
 
 enum : i32 { ITEMS = INSTANCE_SINGLE ? ITEMS_OF_SINGLE : ITEMS_OF_SEVERAL };
+
+// Copies of the token of a step of one.
+enum : i32 { SINGLE_COPIES = 2 };
 
 // What is to be done with a head.
 enum : i32 {
@@ -93,30 +96,78 @@ struct Head {
   i16 reserved[2];
 };
 
+// A bulk copy of a head, of no bytes if there is none; to: within its stage.
+struct __align__(16) Copy {
+  const char *from;
+  u32 to;
+  u32 bytes;
+};
+
+// Rows in the first half of a plane of fp32 rows.
+DEVICE i32 first_half(const State &s) { return min((s.rows + 2 * TILE - 1) / (2 * TILE) * TILE, s.rows); }
+
+// Rings of a head's gates.
+struct Gates {
+  const char *ring;
+  const char *beta;
+};
+
 struct Plans {
   Item item[PLANS][ITEMS];
   Head head[PLANS][ITEMS * MAX_HEADS];
 };
 
+// Barriers by place.
+//   full         a head's bytes have come
+//   empty
+//   plane_empty
+//   keys_full
+//   keys_ready   they are weighed, too
+//   keys_empty
+//   planned
+//   begun
+//   gathered     folders are all at one place
+//   ordered
+// taken: the last use of a stage, counted from 1, of which a checkpoint may be written. And the beginning of dynamic shared memory.
+//
 // A consumer has certain stages, and no other warp waits for their bytes; keys of an item are behind those of the one before it that had their
 // place before any head of it is brought. So who waits for a phase has seen the one before it.
-struct Barriers {
-  u64 full[MAX_STAGES];  // a head's bytes have come
-  u64 empty[MAX_STAGES];
-  u64 plane_empty[MAX_PLANES];
-  u64 keys_full[MAX_KEYS];
-  u64 keys_ready[MAX_KEYS];  // they are weighed, too
-  u64 keys_empty[MAX_KEYS];
-  u64 planned[PLANS];
-  u64 begun[PLANS];
-  u64 gathered;  // folders are all at one place
-  u64 ordered;
-  u32 taken[MAX_STAGES];  // the last use of a stage, counted from 1, of which a checkpoint may be written
+struct Places {
+  enum : i32 {
+    FULL = 0,
+    EMPTY = FULL + MAX_STAGES,
+    PLANE_EMPTY = EMPTY + MAX_STAGES,
+    KEYS_FULL = PLANE_EMPTY + 2 * MAX_PLANES,
+    KEYS_READY = KEYS_FULL + MAX_KEYS,
+    KEYS_EMPTY = KEYS_READY + MAX_KEYS,
+    IS_PLANNED = KEYS_EMPTY + MAX_KEYS,
+    BEGUN = IS_PLANNED + PLANS,
+    GATHERED = BEGUN + PLANS,
+    ORDERED,
+    TAKEN,
+    ALL = TAKEN + MAX_STAGES / 2,
+  };
+
+  SharedAt barriers;
+  SharedAt memory;
+
+  DEVICE SharedAt full(i32 i) const { return barriers + 8 * (FULL + i); }
+  DEVICE SharedAt empty(i32 i) const { return barriers + 8 * (EMPTY + i); }
+  // Of a plane of fp32 rows each half of them has its own.
+  DEVICE SharedAt plane_empty(i32 i, i32 half = 0) const { return barriers + 8 * (PLANE_EMPTY + 2 * i + half); }
+  DEVICE SharedAt keys_full(i32 i) const { return barriers + 8 * (KEYS_FULL + i); }
+  DEVICE SharedAt keys_ready(i32 i) const { return barriers + 8 * (KEYS_READY + i); }
+  DEVICE SharedAt keys_empty(i32 i) const { return barriers + 8 * (KEYS_EMPTY + i); }
+  DEVICE SharedAt planned(i32 i) const { return barriers + 8 * (IS_PLANNED + i); }
+  DEVICE SharedAt begun(i32 i) const { return barriers + 8 * (BEGUN + i); }
+  DEVICE SharedAt gathered() const { return barriers + 8 * GATHERED; }
+  DEVICE SharedAt ordered() const { return barriers + 8 * ORDERED; }
+  DEVICE SharedAt taken(i32 i) const { return barriers + 8 * TAKEN + 4 * i; }
 };
 
-DEVICE Barriers &barriers() {
-  static __shared__ Barriers b;
-  return b;
+DEVICE Places places() {
+  static __shared__ u64 barriers[Places::ALL];
+  return Places{ptx_shared(barriers), ptx_shared(shared_memory)};
 }
 
 // In what order the block takes items, from the second plan on: those that fold at equal distances, from the first one on, so that folders
@@ -217,20 +268,15 @@ DEVICE float *own_at(const Pipeline &s, const Job &j) { return decays_at(s, j) +
 DEVICE float *weights_at(const Pipeline &s, const Job &j) { return own_at(s, j) + s.columns * MAX_TOKENS; }
 // With the keys: products of records and tokens [column][record].
 DEVICE float *products_at(const Pipeline &s, const Job &j) { return (float *)(j.keys + s.at_products); }
-// What 16 rows bring to eight columns, as the right operand of a product of tensor cores: two bfloat16 parts. A lane's share.
-struct __align__(16) Brought {
-  u32 upper[2];
-  u32 lower[2];
+// What 16 rows bring to eight columns, as the right operand of products of tensor cores: a lane's share. Of bfloat16 values, PARTS bfloat16 parts;
+// of fp32 values two parts as tf32 takes them.
+template <bool IS_F32, i32 PARTS>
+struct Brought {
+  u32 part[PARTS][IS_F32 ? 4 : 2];
 };
 
-// A consumer's own, where steps have more tokens than one: of HIGH what records bring, 16 of them each; then sums, [column][channel].
-DEVICE Brought *brought_at(const Pipeline &s) {
-  return (Brought *)((float *)(shared_memory + s.at_sums) + (warp_of() - services_of(s)) * s.sum_columns * s.sums) + lane_index();
-}
-template <bool HIGH>
-DEVICE float *sums_at(const Pipeline &s) {
-  return (float *)(brought_at(s) - lane_index() + (HIGH ? s.history / TILE * WARP : 0));
-}
+// A consumer's own: sums, [column][channel].
+DEVICE float *sums_at(const Pipeline &s) { return (float *)(shared_memory + s.at_sums) + (warp_of() - services_of(s)) * s.sum_columns * s.sums; }
 
 // Items of this block: every gridDim.x-th from its own number on.
 DEVICE i32 items_of_block(const Pipeline &s) { return (i32)((s.n_items - blockIdx.x + gridDim.x - 1) / gridDim.x); }
@@ -270,33 +316,35 @@ DEVICE bool is_to_fold(const typename Family::Params &params, i64 number) {
 // Puts the items behind the first plan in order: folders do it, which have nothing else to do yet.
 template <class Family>
 DEVICE void put_in_order(const typename Family::Params &params, i32 me) {
+  const Places at = places();
   i32 n = min(items_of_block(params.pipeline) - (i32)ITEMS, (i32)MAX_ORDER);
 #pragma unroll 1
   for (i32 i = me * WARP + lane_index(); i < n; i += params.pipeline.folders * WARP) {
     bool folds = is_to_fold<Family>(params, blockIdx.x + (i64)(ITEMS + i) * gridDim.x);
-    i32 at = folds ? atomicAdd(&order().folding, 1) : n - 1 - atomicAdd(&order().others, 1);
-    order().item[at] = (u16)i;
+    i32 to = folds ? atomicAdd(&order().folding, 1) : n - 1 - atomicAdd(&order().others, 1);
+    order().item[to] = (u16)i;
   }
   __syncwarp();
-  if (lane_index() == 0) ptx_barrier_arrive(&barriers().ordered);
+  if (lane_index() == 0) ptx_barrier_arrive(at.ordered());
 }
 
 template <class Family, i32 FORMAT>
 DEVICE void plan(const typename Family::Params &params) {
+  const Places at = places();
   i32 n = items_of_block(params.pipeline), lane = lane_index();
   Turn turn, begun;
   begun.place = 2;
 #pragma unroll 1
   for (i32 first = 0; first < n; first += ITEMS) {
     if (first >= 2 * ITEMS) {
-      ptx_barrier_wait(&barriers().begun[begun.place], begun.phase);
+      ptx_barrier_wait(at.begun(begun.place), begun.phase);
       begun.place = begun.place == PLANS - 1 ? 0 : begun.place + 1;
       if (begun.place == 2) begun.phase ^= 1;
     }
     // The other lanes have no item, and leave nothing.
     bool plans_one = lane < ITEMS * MAX_HEADS;
     i32 of = plans_one ? lane : 0, i = first + of / MAX_HEADS;
-    if (first == ITEMS) ptx_barrier_wait(&barriers().ordered, 0);
+    if (first == ITEMS) ptx_barrier_wait(at.ordered(), 0);
     i32 in_order = min(n - (i32)ITEMS, (i32)MAX_ORDER), turn_of = i - ITEMS;
     if (turn_of >= 0 && turn_of < in_order) {
       // The j-th that folds has turn j in_order / folding.
@@ -308,7 +356,7 @@ DEVICE void plan(const typename Family::Params &params) {
     Family::plan_head(params, number, lane % MAX_HEADS, plans_one, plans().item[turn.place][of / MAX_HEADS],
                       plans().head[turn.place][of], own_gates(params.pipeline, turn.place, of));
     __syncwarp();
-    if (lane == 0) ptx_barrier_arrive(&barriers().planned[turn.place]);
+    if (lane == 0) ptx_barrier_arrive(at.planned(turn.place));
     // Brings near what folders take, who would wait for memory otherwise.
     Count count = {of / MAX_HEADS, turn.place};
     Job job = job_of(params.pipeline, count, of % MAX_HEADS, 0, 0, 0);
@@ -322,66 +370,76 @@ DEVICE void plan(const typename Family::Params &params) {
 
 // ---- The producer ----
 
-// A lane's copy, of no bytes if it has none.
-struct Copy {
-  char *to;
-  const char *from;
-  i32 bytes;
-};
-
-// The first two lanes' parts of rows of a ring: up to its end, and on from its beginning.
-DEVICE Copy copy_of_ring(i32 lane, char *to, const char *ring, i32 ring_rows, i32 first, i32 n, i32 row_bytes) {
-  i32 before = min(n, ring_rows - first), from = lane == 0 ? 0 : before, rows = lane == 0 ? before : n - before;
-  return Copy{to + from * row_bytes, ring + (lane == 0 ? first * row_bytes : 0), rows * row_bytes};
-}
-
-// Copies of a head: two of records, its checkpoint, those of tokens.
-enum : i32 { HEAD_COPIES = 3, FEW_COPIES = 8 };
-
-// Copy i of a head.
-template <class Family>
-DEVICE Copy copy_of_head(const typename Family::Params &params, const Job &job, i32 i) {
-  if (i >= HEAD_COPIES) return Family::copy_of_token(params, job, i - HEAD_COPIES);
-  if (i == HEAD_COPIES - 1) return Copy{job.plane, job.head->checkpoint, params.pipeline.plane_bytes};
-  return copy_of_ring(i, job.stage + params.pipeline.at_values, job.head->value_ring, params.family.ring_rows, job.item->first,
-                      job.item->records, params.family.state.rows * Family::VALUE_BYTES);
-}
-
-// Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates. is_mine: whether copy is of this head.
-template <class Family>
-DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Copy &copy, bool is_mine, u64 *full) {
+// Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates, once there is space for them. What is known of the head
+// is loaded before.
+template <class Family, bool HAS_HALVES>
+DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Places &places, const Turn &plane, const Turn &stage) {
   const Pipeline &s = params.pipeline;
-  const Head &head = *job.head;
-  i32 lane = lane_index(), n = job.item->records, ring_rows = params.family.ring_rows, first = job.item->first;
-  if (head.kind > ODD) {
+  const Gates gates = {job.head->gate_ring, job.head->beta_ring};
+  i32 lane = lane_index(), kind = job.head->kind, n = job.item->records, len = job.item->len, ring_rows = params.family.ring_rows,
+      first = job.item->first;
+  u32 bytes = (u32)(n * Family::record_bytes(params) + len * Family::token_bytes(params) + s.plane_bytes);
+  SharedAt full = places.full(stage.place), at = places.memory + (s.at_stages + stage.place * s.stage_bytes);
+  SharedAt to = places.memory + plane.place * s.plane_stride;
+  u32 half = HAS_HALVES ? (u32)(first_half(params.family.state) * COLUMNS * 4) : 0;
+  const char *checkpoint = job.head->checkpoint, *ring = job.head->value_ring;
+  i32 row_bytes = params.family.state.rows * Family::VALUE_BYTES, before = min(n, ring_rows - first) * row_bytes, behind = n * row_bytes - before;
+  Copy tokens[SINGLE_COPIES];
+#pragma unroll
+  for (i32 i = 0; i < SINGLE_COPIES; i++) tokens[i] = INSTANCE_SINGLE ? Family::copy_of_token(params, job, i) : Copy{};
+  ptx_barrier_wait(places.plane_empty(plane.place), plane.phase ^ 1);
+  ptx_barrier_wait(places.empty(stage.place), stage.phase ^ 1);
+  if (kind > ODD) {
     if (lane == 0) ptx_barrier_arrive(full);
   } else {
     if (lane == 0) {
-      ptx_barrier_arrive_expect(full, (u32)(n * Family::record_bytes(params) + job.item->len * Family::token_bytes(params) + s.plane_bytes));
+      ptx_barrier_arrive_expect(full, bytes);
+      // One thread: lanes would take turns.
+      ptx_bulk_copy(to, checkpoint, HAS_HALVES ? half : (u32)s.plane_bytes, full);
+      if (before > 0) ptx_bulk_copy(at + s.at_values, ring + first * row_bytes, (u32)before, full);
+      if (behind > 0) ptx_bulk_copy(at + (s.at_values + before), ring, (u32)behind, full);
+#pragma unroll
+      for (i32 i = 0; i < SINGLE_COPIES; i++)
+        if (tokens[i].bytes > 0) ptx_bulk_copy(at + tokens[i].to, tokens[i].from, tokens[i].bytes, full);
     }
-    if (is_mine && copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
+    if (!INSTANCE_SINGLE || Family::HAS_LOGS) {
+      // Of several tokens, and what Family adds.
+      i32 i = lane + (INSTANCE_SINGLE ? (i32)SINGLE_COPIES : 0);
+      if (i < Family::token_copies(params, len)) {
+        Copy c = Family::copy_of_token(params, job, i);
+        if (c.bytes > 0) ptx_bulk_copy(at + c.to, c.from, c.bytes, full);
+      }
+    }
 #pragma unroll 1
-    for (i32 i = lane; i < n; i += WARP) Family::bring_gates(params, job, i, first + i < ring_rows ? first + i : first + i - ring_rows);
+    for (i32 i = lane; i < n; i += WARP)
+      Family::bring_gates(gates, at + (s.at_gates + 8 * i), first + i < ring_rows ? first + i : first + i - ring_rows);
+  }
+  if (HAS_HALVES) {
+    ptx_barrier_wait(places.plane_empty(plane.place, 1), plane.phase ^ 1);
+    u32 rest = (u32)s.plane_bytes - half;
+    if (kind <= ODD && rest > 0 && lane == 0) ptx_bulk_copy(to + half, checkpoint + half, rest, full);
   }
   ptx_copies_arrive(full);
 }
 
 // Brings keys of an item: records, then keys and queries of the step.
 template <class Family>
-DEVICE void bring_keys(const typename Family::Params &params, const Item &item, const Head &head, char *to, u64 *full) {
+DEVICE void bring_keys(const typename Family::Params &params, const Item &item, const Head &head, SharedAt to, SharedAt full) {
   const Pipeline &s = params.pipeline;
-  i32 lane = lane_index(), n = item.records, len = item.len, t = lane - 2;
+  i32 lane = lane_index(), n = item.records, len = item.len, t = lane - 2, before = min(n, params.family.ring_rows - item.first);
   if (!item.has_work) {
     if (lane == 0) ptx_barrier_arrive(full);
   } else {
     if (lane == 0) ptx_barrier_arrive_expect(full, (u32)((n + 2 * len) * ROW_BYTES));
-    Copy copy = copy_of_ring(lane, to, item.key_ring, params.family.ring_rows, item.first, n, ROW_BYTES);
-    if (t >= 0) copy = Copy{to + (n + t) * ROW_BYTES, item.key + t * Family::key_bytes(params), t < len ? (i32)ROW_BYTES : 0};
-    if (t >= len) {
-      t -= len;
-      copy = Copy{to + s.at_queries + t * ROW_BYTES, item.query + t * Family::query_bytes(params), t < len ? (i32)ROW_BYTES : 0};
-    }
-    if (copy.bytes > 0) ptx_bulk_copy(copy.to, copy.from, (u32)copy.bytes, full);
+    __syncwarp();
+    bool is_key = t < len;
+    i32 i = is_key ? t : t - len, place = lane == 0 ? 0 : lane == 1 ? before * ROW_BYTES : is_key ? (n + i) * ROW_BYTES : s.at_queries + i * ROW_BYTES;
+    const char *from = lane == 0   ? item.key_ring + item.first * ROW_BYTES
+                       : lane == 1 ? item.key_ring
+                       : is_key    ? item.key + i * Family::key_bytes(params)
+                                   : item.query + i * Family::query_bytes(params);
+    i32 bytes = lane == 0 ? before * ROW_BYTES : lane == 1 ? (n - before) * ROW_BYTES : t < 2 * len ? (i32)ROW_BYTES : 0;
+    if (bytes > 0) ptx_bulk_copy(to + place, from, (u32)bytes, full);
     Family::bring_norms(params, item, head, to);
   }
   ptx_copies_arrive(full);
@@ -389,12 +447,11 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
 
 // Of two producers each has every other item. Keys come an item of its own ahead. Planes, stages and places of keys are as many as make each of
 // them one producer's alone.
-template <class Family>
+template <class Family, bool HAS_HALVES>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
-  i32 n = items_of_block(s), lane = lane_index(), me = warp_of() - PRODUCER;
-  // Lanes prepare copies of several heads at a time, where these have few.
-  i32 each = HEAD_COPIES + 2 * s.tokens <= FEW_COPIES ? (i32)FEW_COPIES : (i32)WARP, heads = WARP / each;
+  const Places at = places();
+  i32 n = items_of_block(s), me = warp_of() - PRODUCER;
   Turn plane, stage, keys;
   i32 planned = -1;
   plane.place = stage.place = me * s.heads_per_item;
@@ -402,19 +459,11 @@ DEVICE void produce(const typename Family::Params &params) {
 #pragma unroll 1
   for (i32 i = me - s.producers; i < n; i += s.producers) {
     // Heads of item i; there is none before the first.
-    Copy copy = {};
+    Count count = {i % ITEMS, i / ITEMS % PLANS};
 #pragma unroll 1
     for (i32 h = 0; h < s.heads_per_item && i >= 0; h++) {
-      Count count = {i % ITEMS, i / ITEMS % PLANS};
-      if (h % heads == 0) {
-        i32 ahead = min(lane / each, s.heads_per_item - 1 - h);
-        copy = copy_of_head<Family>(
-            params, job_of(s, count, h + ahead, (plane.place + ahead) % s.planes, (stage.place + ahead) % s.stages, 0), lane % each);
-      }
-      ptx_barrier_wait(&barriers().plane_empty[plane.place], plane.phase ^ 1);
-      ptx_barrier_wait(&barriers().empty[stage.place], stage.phase ^ 1);
-      bring_head<Family>(params, job_of(s, count, h, plane.place, stage.place, 0), copy, lane / each == h % heads,
-                                 &barriers().full[stage.place]);
+      Job job = job_of(s, count, h, plane.place, stage.place, 0);
+      bring_head<Family, HAS_HALVES>(params, job, at, plane, stage);
       plane.next(s.planes);
       stage.next(s.stages);
     }
@@ -428,11 +477,11 @@ DEVICE void produce(const typename Family::Params &params) {
     if (next >= n) break;
     if (next / ITEMS != planned) {
       planned = next / ITEMS;
-      ptx_barrier_wait(&barriers().planned[planned % PLANS], planned / PLANS & 1);
+      ptx_barrier_wait(at.planned(planned % PLANS), planned / PLANS & 1);
     }
-    ptx_barrier_wait(&barriers().keys_empty[keys.place], keys.phase ^ 1);
+    ptx_barrier_wait(at.keys_empty(keys.place), keys.phase ^ 1);
     bring_keys<Family>(params, plans().item[planned % PLANS][next % ITEMS], plans().head[planned % PLANS][next % ITEMS * MAX_HEADS],
-                       keys_at(s, keys.place), &barriers().keys_full[keys.place]);
+                       at.memory + (s.at_keys + keys.place * s.key_bytes), at.keys_full(keys.place));
 #pragma unroll 1
     for (i32 k = 0; k < s.producers; k++) keys.next(s.keys);
   }
@@ -440,13 +489,19 @@ DEVICE void produce(const typename Family::Params &params) {
 
 // ---- The weigher ----
 
+// The lane's own eight values of each block of a row of 16-bit values.
+DEVICE void load_blocks(const char *row, uint4 (&c)[BLOCKS]) {
+#pragma unroll
+  for (i32 j = 0; j < BLOCKS; j++) c[j] = *(const uint4 *)(row + 2 * BLOCK * j);
+}
+
 // Products of two rows of 16-bit values in each lane with eight columns, by tensor cores: as the instruction distributes them, rows
 // lane.group and the second, columns 2 lane.quad and the next. Pointers are at the lane's own eight values of the first block.
-DEVICE void multiply(const char *low, const char *high, const char *column, float (&out)[4]) {
+DEVICE void multiply(const char *low, const char *high, const uint4 (&column)[BLOCKS], float (&out)[4]) {
   float even[4] = {}, odd[4] = {};
 #pragma unroll
   for (i32 j = 0; j < BLOCKS; j++) {
-    uint4 a = *(const uint4 *)(low + 2 * BLOCK * j), b = *(const uint4 *)(high + 2 * BLOCK * j), c = *(const uint4 *)(column + 2 * BLOCK * j);
+    uint4 a = *(const uint4 *)(low + 2 * BLOCK * j), b = *(const uint4 *)(high + 2 * BLOCK * j), c = column[j];
     u32 left[4] = {a.x, b.x, a.y, b.y}, right[2] = {c.x, c.y};
     ptx_mma_m16n8k16_bf16(even, left, right, even);
     u32 left_odd[4] = {a.z, b.z, a.w, b.w}, right_odd[2] = {c.z, c.w};
@@ -470,14 +525,17 @@ DEVICE void sum_later(float mine, float &with, float &without) {
 
 // Products of an item's records and tokens with eight columns, which begin at products. column: the lane's own eight values of that which it
 // has.
-DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, float *to) {
+DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, float *to, i32 n_columns) {
   Lane lane = lane_of(threadIdx.x);
   i32 n = job.item->records + job.item->len;
   float *products = to + 2 * lane.quad * s.products + lane.group, m[4];
+  uint4 columns[BLOCKS];
+  load_blocks(column, columns);
 #pragma unroll 1
   for (i32 first = 0; first < n; first += TILE) {
     const char *row = job.keys + (first + lane.group) * ROW_BYTES + 16 * lane.quad;
-    multiply(row, row + 8 * ROW_BYTES, column, m);
+    multiply(row, row + 8 * ROW_BYTES, columns, m);
+    if (2 * lane.quad >= n_columns) continue;
     products[first] = m[0];
     products[first + s.products] = m[1];
     products[first + 8] = m[2];
@@ -485,36 +543,51 @@ DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, fl
   }
 }
 
-// What a head's records weigh, and what the step's tokens bring to each of n_columns columns. Gates are {dt, g}, or {beta, g}; Family::IS_SCALED: dt is part of the weight.
-template <class Family, bool IS_SINGLE>
-DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
+// What a head's records weigh, of which the step's token is the last: what each of them brings to each column. Gates are {dt, g}, or {beta, g};
+// Family::IS_SCALED: dt is part of the weight.
+template <class Family>
+DEVICE void weigh_single(const Pipeline &s, const Job &job) {
+  i32 n = job.item->records, lane = lane_index();
+  const float2 *gates = gates_at(s, job);
+  const float *products = products_at(s, job);
+  float newer = 0.0f, own = job.gates[0].y;
+#pragma unroll 1
+  for (i32 i = n / WARP * WARP + lane; i >= 0; i -= WARP) {
+    float2 gate = i < n ? gates[i] : make_float2(job.gates[0].x, i == n ? own : 0.0f);
+    float with, without;
+    sum_later(gate.y, with, without);
+    float weight = fast_exp(without + newer);
+    if (Family::IS_SCALED) weight = __fmul_rn(weight, gate.x);
+    if (i <= n) {
+      elapsed_at(s, job)[i] = fast_exp(with + newer);
+#pragma unroll
+      for (i32 c = 0; c < Family::SINGLE_COLUMNS; c++)
+        weights_at(s, job)[i * Family::SINGLE_COLUMNS + c] = __fmul_rn(weight, products[c * s.products + i]);
+    }
+    newer += __shfl_sync(0xFFFFFFFFu, with, 0);
+  }
+}
+
+// What a head's records weigh, and what the step's tokens bring to each of n_columns columns.
+template <class Family>
+DEVICE void weigh_several(const Pipeline &s, const Job &job, i32 n_columns) {
   i32 n = job.item->records, len = job.item->len, lane = lane_index();
   const float2 *gates = gates_at(s, job);
   float *elapsed = elapsed_at(s, job), *weights = weights_at(s, job), newer = 0.0f;
   const float *products = products_at(s, job);
-  i32 all = n + (IS_SINGLE ? len : 0);
 #pragma unroll 1
-  for (i32 first = (all - 1) / WARP * WARP; first >= 0 && all > 0; first -= WARP) {
+  for (i32 first = (n - 1) / WARP * WARP; first >= 0 && n > 0; first -= WARP) {
     i32 i = first + lane;
-    bool is_record = i < n, exists = i < all;
-    float2 gate = is_record ? gates[i] : exists ? job.gates[0] : make_float2(0.0f, 0.0f);
+    float2 gate = i < n ? gates[i] : make_float2(0.0f, 0.0f);
     float with, without;
     sum_later(gate.y, with, without);
-    with += newer;
     float weight = fast_exp(without + newer);
-    if (Family::IS_SCALED) weight = __fmul_rn(weight, gate.x);
-    if (exists) {
-      elapsed[i] = fast_exp(with);
-      if (IS_SINGLE) {
-#pragma unroll
-        for (i32 c = 0; c < Family::SINGLE_COLUMNS; c++) weights[i * Family::SINGLE_COLUMNS + c] = __fmul_rn(weight, products[c * s.products + i]);
-      } else {
-        weights[i] = weight;
-      }
+    if (i < n) {
+      elapsed[i] = fast_exp(with + newer);
+      weights[i] = Family::IS_SCALED ? __fmul_rn(weight, gate.x) : weight;
     }
-    newer = __shfl_sync(0xFFFFFFFFu, with, 0);
+    newer += __shfl_sync(0xFFFFFFFFu, with, 0);
   }
-  if (IS_SINGLE) return;
   if (lane == 0) elapsed[n] = 1.0f;
   if (lane < len) {
     float sum = 0.0f;
@@ -538,19 +611,20 @@ DEVICE void weigh_records(const Pipeline &s, const Job &job, i32 n_columns) {
 template <class Family, bool IS_SINGLE>
 DEVICE void weigh(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
+  const Places at = places();
   i32 n = items_of_block(s);
   Turn keys;
   Count count;
 #pragma unroll 1
   for (i32 i = 0; i < n; i++) {
-    ptx_barrier_wait(&barriers().keys_full[keys.place], keys.phase);
+    ptx_barrier_wait(at.keys_full(keys.place), keys.phase);
     // Keys of this plan's first item have come, and of no more items than a plan has is there space for them: of consumers none needs the plan
     // before the last one.
-    if (count.item == 0 && i > 0 && lane_index() == 0) ptx_barrier_arrive(&barriers().begun[count.plan == PLANS - 1 ? 0 : count.plan + 1]);
+    if (count.item == 0 && i > 0 && lane_index() == 0) ptx_barrier_arrive(at.begun(count.plan == PLANS - 1 ? 0 : count.plan + 1));
     Job job = job_of(s, count, 0, 0, 0, keys.place);
     if (job.item->has_work) Family::template weigh_item<IS_SINGLE>(params, job);
     __syncwarp();
-    if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_ready[keys.place]);
+    if (lane_index() == 0) ptx_barrier_arrive(at.keys_ready(keys.place));
     keys.next(s.keys);
     count.next();
   }
@@ -559,7 +633,7 @@ DEVICE void weigh(const typename Family::Params &params) {
 // ---- Consumers ----
 
 // Frees a place once all of the warp has read what it needs of it.
-DEVICE void free_place(u64 *empty) {
+DEVICE void free_place(SharedAt empty) {
   __syncwarp();
   if (lane_index() == 0) ptx_barrier_arrive(empty);
 }
@@ -581,42 +655,15 @@ DEVICE void row_of(const State &s, const char *plane, i32 element, float (&v)[8]
   }
 }
 
-// Products of a row and the next one with one column, summed over the quad.
+// The same as multiply with fp32 rows, eight apart: both halves of their bits, 22 in all, with columns that are exact.
 template <i32 FORMAT>
-DEVICE void read_rows(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[2]) {
-  float sum[2][2] = {};
-#pragma unroll
-  for (i32 j = 0; j < BLOCKS; j++) {
-    uint4 c = *(const uint4 *)(column + 2 * BLOCK * j);
-    u32 pairs[4] = {c.x, c.y, c.z, c.w};
-#pragma unroll
-    for (i32 h = 0; h < 2; h++) {
-      float v[8];
-      row_of<FORMAT>(s, plane, (row + h) * COLUMNS + BLOCK * j + 8 * lane.quad, v);
-#pragma unroll
-      for (i32 i = 0; i < 4; i++) {
-        sum[h][0] = fma(v[2 * i], pair_low(pairs[i]), sum[h][0]);
-        sum[h][1] = fma(v[2 * i + 1], pair_high(pairs[i]), sum[h][1]);
-      }
-    }
-  }
-#pragma unroll
-  for (i32 h = 0; h < 2; h++) {
-    out[h] = sum[h][0] + sum[h][1];
-    out[h] += __shfl_xor_sync(0xFFFFFFFFu, out[h], 1);
-    out[h] += __shfl_xor_sync(0xFFFFFFFFu, out[h], 2);
-  }
-}
-
-// The same as multiply with fp32 rows, SECOND apart: both halves of their bits, 22 in all, with columns that are exact.
-template <i32 FORMAT, i32 SECOND>
 DEVICE void multiply_full(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
   float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
   for (i32 j = 0; j < BLOCKS; j++) {
     float a[8], b[8];
     row_of<FORMAT>(s, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
-    row_of<FORMAT>(s, plane, (row + SECOND) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+    row_of<FORMAT>(s, plane, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
     uint4 c = *(const uint4 *)(column + 2 * BLOCK * j);
     u32 pairs[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
@@ -636,49 +683,55 @@ DEVICE void multiply_full(const State &s, const char *plane, i32 row, const char
   for (i32 i = 0; i < 4; i++) out[i] = (upper[0][i] + upper[1][i]) + (lower[0][i] + lower[1][i]);
 }
 
-DEVICE void split(float a, float b, u32 &upper, u32 &lower) {
-  upper = upper_halves(bits_of(a), bits_of(b));
-  lower = upper_halves(bits_of(a - from_bits(bits_of(a) & 0xFFFF0000u)), bits_of(b - from_bits(bits_of(b) & 0xFFFF0000u)));
+// Two numbers as half of a share: those of records next to each other, or four apart where values are fp32.
+template <bool IS_F32, i32 PARTS>
+DEVICE void set_half(Brought<IS_F32, PARTS> &r, i32 half, float a, float b) {
+#pragma unroll
+  for (i32 p = 0; p < PARTS; p++) {
+    constexpr u32 MASK = IS_F32 ? 0xFFFFE000u : 0xFFFF0000u;
+    if (IS_F32) {
+      r.part[p][2 * half] = p + 1 < PARTS ? bits_of(a) & MASK : bits_of(a);
+      r.part[p][2 * half + 1] = p + 1 < PARTS ? bits_of(b) & MASK : bits_of(b);
+    } else {
+      r.part[p][half] = upper_halves(bits_of(a), bits_of(b));
+    }
+    a = a - from_bits(bits_of(a) & MASK);
+    b = b - from_bits(bits_of(b) & MASK);
+  }
 }
 
 // Of records [first, first + 16), of which those in [from, n) count.
-DEVICE Brought brought_by_records(const Pipeline &s, const Job &job, i32 pass, i32 first, i32 from, i32 n, Lane lane) {
-  const float *weights = weights_at(s, job), *products = products_at(s, job) + (pass * MAX_COLUMNS + lane.group) * s.products;
-  Brought r;
+template <class Family, bool IS_F32, i32 PARTS>
+DEVICE Brought<IS_F32, PARTS> brought_by_records(const Pipeline &s, const Job &job, i32 pass, i32 first, i32 from, i32 n, Lane lane) {
+  Brought<IS_F32, PARTS> r;
 #pragma unroll
   for (i32 half = 0; half < 2; half++) {
-    i32 i = first + 8 * half + 2 * lane.quad;
-    float2 weight = *(const float2 *)(weights + i), product = *(const float2 *)(products + i);
+    i32 i = first + 8 * half + (IS_F32 ? lane.quad : 2 * lane.quad), k = i + (IS_F32 ? 4 : 1);
+    float a = Family::brings(s, job, pass * MAX_COLUMNS + lane.group, i), b = Family::brings(s, job, pass * MAX_COLUMNS + lane.group, k);
     // Behind the last record is what was there before.
-    float a = i >= from && i < n ? __fmul_rn(weight.x, product.x) : 0.0f;
-    float b = i + 1 >= from && i + 1 < n ? __fmul_rn(weight.y, product.y) : 0.0f;
-    split(a, b, r.upper[half], r.lower[half]);
+    set_half(r, half, i >= from && i < n ? a : 0.0f, k >= from && k < n ? b : 0.0f);
   }
   return r;
 }
 
-// Of the step's tokens, which are eight at most.
-DEVICE Brought brought_by_tokens(const Pipeline &s, const Job &job, i32 pass, Lane lane) {
+// Of the step's tokens, which are eight at most and have bfloat16 values.
+template <i32 PARTS>
+DEVICE Brought<false, PARTS> brought_by_tokens(const Pipeline &s, const Job &job, i32 pass, Lane lane) {
   float2 own = *(const float2 *)(own_at(s, job) + (pass * MAX_COLUMNS + lane.group) * MAX_TOKENS + 2 * lane.quad);
-  Brought r = {};
-  split(own.x, own.y, r.upper[0], r.lower[0]);
+  Brought<false, PARTS> r;
+  set_half(r, 0, own.x, own.y);
+  set_half(r, 1, 0.0f, 0.0f);
   return r;
 }
 
-// What all records bring to the columns of a pass, for this lane.
-DEVICE void bring_records(const Pipeline &s, const Job &job, i32 pass, i32 from, i32 n, Lane lane) {
-#pragma unroll 1
-  for (i32 i = 0; i * TILE < n; i++) brought_at(s)[i * WARP] = brought_by_records(s, job, pass, i * TILE, from, n, lane);
-}
-
-// y += what n of 16 rows of bfloat16 values bring, by tensor cores.
-DEVICE void add_brought(const Pipeline &s, const char *values, i32 tile, i32 n, const Brought &brought, Lane lane, float (&y)[4]) {
+// y += what n of 16 rows of values bring, by tensor cores. What is behind the last row is what was there before, which may be no number.
+template <i32 PARTS>
+DEVICE void add_brought(const char *values, i32 stride, i32 tile, i32 n, const Brought<false, PARTS> &brought, Lane lane, float (&y)[4]) {
   i32 me = lane_index();
   u32 left[4];
   // Matrix m of the rows' values: rows 8 (m / 2) on, channels 8 (m % 2) on.
-  ptx_ldmatrix_x4<true>(left, values + (me / 16 * 8 + me % 8) * s.value_stride + (tile * TILE + me / 8 % 2 * 8) * 2);
+  ptx_ldmatrix_x4<true>(left, values + (me / 16 * 8 + me % 8) * stride + (tile * TILE + me / 8 % 2 * 8) * 2);
   if (n < TILE) {
-    // Behind the last is what was there before, which may be no number.
 #pragma unroll
     for (i32 half = 0; half < 2; half++) {
       i32 i = 8 * half + 2 * lane.quad;
@@ -687,37 +740,69 @@ DEVICE void add_brought(const Pipeline &s, const char *values, i32 tile, i32 n, 
       left[2 * half + 1] &= mask;
     }
   }
-  ptx_mma_m16n8k16_bf16(y, left, brought.upper, y);
-  ptx_mma_m16n8k16_bf16(y, left, brought.lower, y);
+#pragma unroll
+  for (i32 p = 0; p < PARTS; p++) ptx_mma_m16n8k16_bf16(y, left, brought.part[p], y);
 }
 
-// y += what n records bring, which bring_records has found.
-DEVICE void add_records(const Pipeline &s, const Job &job, i32 tile, i32 n, Lane lane, float (&y)[4]) {
+// The same of fp32 values, of whose bits and of the columns' 22 count.
+DEVICE void add_brought(const char *values, i32 stride, i32 tile, i32 n, const Brought<true, 2> &brought, Lane lane, float (&y)[4]) {
+  constexpr u32 MASK = 0xFFFFE000u;
+#pragma unroll
+  for (i32 half = 0; half < 2; half++) {
+    u32 upper[4], lower[4];
+#pragma unroll
+    for (i32 e = 0; e < 4; e++) {
+      i32 i = 8 * half + lane.quad + e / 2 * 4;
+      float v = i < n ? ((const float *)(values + i * stride))[tile * TILE + lane.group + e % 2 * 8] : 0.0f;
+      upper[e] = bits_of(v) & MASK;
+      lower[e] = bits_of(v - from_bits(upper[e]));
+    }
+    u32 first[2] = {brought.part[0][2 * half], brought.part[0][2 * half + 1]}, second[2] = {brought.part[1][2 * half], brought.part[1][2 * half + 1]};
+    ptx_mma_m16n8k8_tf32(y, lower, first, y);
+    ptx_mma_m16n8k8_tf32(y, upper, second, y);
+    ptx_mma_m16n8k8_tf32(y, upper, first, y);
+  }
+}
+
+// Products of up to SINGLE_TILES tiles from first on with the columns of which a lane has one.
+template <i32 FORMAT, bool HIGH>
+DEVICE void multiply_tiles(const State &s, const Job &job, i32 first, i32 end, const char *column, Lane lane, float (&y)[SINGLE_TILES][4]) {
+  uint4 columns[BLOCKS];
+  if (HIGH) load_blocks(column, columns);
 #pragma unroll 1
-  for (i32 i = 0; i * TILE < n; i++)
-    add_brought(s, values_at(s, job) + i * TILE * s.value_stride, tile, n - i * TILE, brought_at(s)[i * WARP], lane, y);
+  for (i32 t = 0; t < SINGLE_TILES; t++) {
+    if (first + t >= end) break;
+    i32 row = (first + t) * TILE + lane.group;
+    float sums[4];
+    if constexpr (HIGH) {
+      const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
+      multiply(low, low + 8 * ROW_BYTES, columns, sums);
+    } else {
+      multiply_full<FORMAT>(s, job.plane, row, column, lane, sums);
+    }
+#pragma unroll
+    for (i32 of = 0; of < SINGLE_TILES; of++)
+#pragma unroll
+      for (i32 i = 0; i < 4; i++) y[of][i] = of == t ? sums[i] : y[of][i];
+  }
 }
 
-// A value of a record or token.
-template <bool IS_F32>
-DEVICE float value_at(const char *row, i32 channel) {
-  return IS_F32 ? ((const float *)row)[channel] : from_bf16(((const u16 *)row)[channel]);
-}
-
-// y += what records [from, n) bring to the eight columns of a pass, in fp32.
-template <bool IS_F32>
-DEVICE void add_records_full(const Pipeline &s, const Job &job, i32 row, i32 from, i32 n, i32 pass, Lane lane, float (&y)[4]) {
-  const float *weights = weights_at(s, job), *first = products_at(s, job) + (pass * MAX_COLUMNS + 2 * lane.quad) * s.products;
-  const float *second = first + s.products;
-#pragma unroll 2
-  for (i32 i = from; i < n; i++) {
-    const char *values = values_at(s, job) + i * s.value_stride;
-    float a = __fmul_rn(weights[i], first[i]), b = __fmul_rn(weights[i], second[i]);
-    float low = value_at<IS_F32>(values, row), high = value_at<IS_F32>(values, row + 8);
-    y[0] = fma(a, low, y[0]);
-    y[1] = fma(b, low, y[1]);
-    y[2] = fma(a, high, y[2]);
-    y[3] = fma(b, high, y[3]);
+// Of up to SINGLE_TILES tiles from first on: y, the checkpoint's products with the columns of a pass, by factors of a lane's two columns; and what records
+// [from, n) bring.
+template <class Family, bool IS_F32, i32 PARTS>
+DEVICE void add_records(const Pipeline &s, const Job &job, i32 pass, i32 first, i32 end, i32 from, const float (&of)[2], Lane lane,
+                        float (&y)[SINGLE_TILES][4]) {
+  i32 n = job.item->records;
+#pragma unroll
+  for (i32 t = 0; t < SINGLE_TILES; t++)
+#pragma unroll
+    for (i32 i = 0; i < 4; i++) y[t][i] = __fmul_rn(y[t][i], of[i % 2]);
+#pragma unroll 1
+  for (i32 i = from / TILE * TILE; i < n; i += TILE) {
+    Brought<IS_F32, PARTS> brought = brought_by_records<Family, IS_F32, PARTS>(s, job, pass, i, from, n, lane);
+#pragma unroll
+    for (i32 t = 0; t < SINGLE_TILES; t++)
+      if (first + t < end) add_brought(values_at(s, job) + i * s.value_stride, s.value_stride, first + t, n - i, brought, lane, y[t]);
   }
 }
 
@@ -746,46 +831,165 @@ DEVICE void put_pair(i32 dtype, char *to, float first, float second) {
   }
 }
 
+// Of four tiles' sums, each over a quad, lane.quad keeps those of its tile. N: of a tile.
+template <i32 N>
+DEVICE void sum_quads(const float (&of)[SINGLE_TILES][N], Lane lane, float (&to)[N]) {
+#pragma unroll
+  for (i32 i = 0; i < N; i++) {
+    float pair[2];
+#pragma unroll
+    for (i32 t = 0; t < 2; t++) {
+      bool upper = lane.quad & 2;
+      float keeps = upper ? of[t + 2][i] : of[t][i], gives = upper ? of[t][i] : of[t + 2][i];
+      pair[t] = keeps + __shfl_xor_sync(0xFFFFFFFFu, gives, 2);
+    }
+    bool odd = lane.quad & 1;
+    float keeps = odd ? pair[1] : pair[0], gives = odd ? pair[0] : pair[1];
+    to[i] = keeps + __shfl_xor_sync(0xFFFFFFFFu, gives, 1);
+  }
+}
+
+// Leaves sums of one token, [column][channel]: of rows 2 lane.group and the next one of the quad's tile, [row][column].
+template <i32 C>
+DEVICE void put_pairs(const Pipeline &s, i32 tiles, i32 first, Lane lane, const float (&of)[2 * C]) {
+  i32 tile = first + lane.quad;
+  if (tile >= tiles) return;
+#pragma unroll
+  for (i32 c = 0; c < C; c++) *(float2 *)(sums_at(s) + c * s.sums + tile * TILE + 2 * lane.group) = make_float2(of[c], of[C + c]);
+}
+
+// Products of rows 2 lane.group and the next one of four tiles, from first on, with C columns in fp32; of lane.quad's tile: [row][column]. columns: the lane's
+// own eight values of each, of the first block.
+template <i32 FORMAT, i32 C>
+DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32 first, const char *const (&columns)[C], SharedAt half_empty, Lane lane) {
+  // Rows next to each other begin in the same bank: every other one takes halves of eight elements in another order.
+  i32 swap = FORMAT == FORMAT_F32 ? (lane.group & 1) * 4 : 0;
+  float sums[SINGLE_TILES][2 * C] = {};
+  // Rows of the first half are freed while those of the second are read, if there are any.
+  i32 half = first_half(state) < state.rows ? first_half(state) : 0;
+  // Of several columns some blocks at a time, since registers are few.
+  constexpr i32 SOME = BLOCKS / C;
+#pragma unroll
+  for (i32 begin = 0; begin < BLOCKS; begin += SOME) {
+    float with[C][SOME * 8];
+#pragma unroll
+    for (i32 c = 0; c < C; c++)
+#pragma unroll
+      for (i32 j = 0; j < SOME; j++)
+#pragma unroll
+        for (i32 half = 0; half < 2; half++) {
+          uint2 two = *(const uint2 *)(columns[c] + 2 * BLOCK * (begin + j) + 2 * (half * 4 ^ swap));
+          float(&to)[SOME * 8] = with[c];
+          to[8 * j + 4 * half] = pair_low(two.x), to[8 * j + 4 * half + 1] = pair_high(two.x);
+          to[8 * j + 4 * half + 2] = pair_low(two.y), to[8 * j + 4 * half + 3] = pair_high(two.y);
+        }
+#pragma unroll
+    for (i32 t = 0; t < SINGLE_TILES; t++) {
+      if (first + t >= state.tiles) continue;
+#pragma unroll
+      for (i32 h = 0; h < 2; h++) {
+        i32 element = ((first + t) * TILE + 2 * lane.group + h) * COLUMNS + 8 * lane.quad + begin * BLOCK;
+        float sum[C][2] = {};
+#pragma unroll
+        for (i32 j = 0; j < SOME; j++) {
+          float v[8];
+          if (FORMAT == FORMAT_F32) {
+            const float *at = (const float *)job.plane + element + BLOCK * j;
+            float4 a = *(const float4 *)(at + swap), b = *(const float4 *)(at + (4 ^ swap));
+            v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+          } else {
+            row_of<FORMAT>(state, job.plane, element + BLOCK * j, v);
+          }
+#pragma unroll
+          for (i32 c = 0; c < C; c++)
+#pragma unroll
+            for (i32 e = 0; e < 8; e++) sum[c][e % 2] = fma(v[e], with[c][8 * j + e], sum[c][e % 2]);
+        }
+#pragma unroll
+        for (i32 c = 0; c < C; c++) sums[t][h * C + c] = sums[t][h * C + c] + (sum[c][0] + sum[c][1]);
+      }
+      if (FORMAT == FORMAT_F32 && begin + SOME == BLOCKS && (first + t + 1) * TILE == half) free_place(half_empty);
+    }
+  }
+  float of[2 * C];
+  sum_quads(sums, lane, of);
+  put_pairs<C>(s, state.tiles, first, lane, of);
+}
+
+// The same of a checkpoint of 16-bit values, by tensor cores.
+//
+// Rows next to each other begin in the same bank, so that a row goes through its chunks of 16 bytes in an order of its own, and a column of the product
+// in the same one: each row has its product in the column of its order. With one column eight orders, with two four of both.
+template <i32 C>
+DEVICE void read_high(const Pipeline &s, i32 tiles, const Job &job, i32 first, const char *const (&columns)[C]) {
+  constexpr i32 ORDERS = 8 / C, STEPS = COLUMNS / 16;
+  i32 lane = lane_index(), row = lane % 8, matrix = lane / 8;
+  float sums[SINGLE_TILES][4] = {};
+  // Columns of the product, in steps of 16: matrices of the right operand.
+  u32 right[STEPS / 2][4];
+#pragma unroll
+  for (i32 i = 0; i < STEPS / 2; i++)
+    ptx_ldmatrix_x4<false>(right[i], (row < ORDERS ? columns[0] : columns[C - 1]) + ((4 * i + matrix) ^ row % ORDERS) * 16);
+  const char *at = job.plane + (first * TILE + matrix % 2 * 8 + row) * ROW_BYTES;
+#pragma unroll
+  for (i32 step = 0; step < STEPS; step++) {
+    const char *of = at + ((2 * step + matrix / 2) ^ row % ORDERS) * 16;
+    u32 columns_of[2] = {right[step / 2][step % 2 * 2], right[step / 2][step % 2 * 2 + 1]};
+#pragma unroll
+    for (i32 t = 0; t < SINGLE_TILES; t++) {
+      u32 left[4];
+      ptx_ldmatrix_x4<false>(left, of + t * TILE * ROW_BYTES);
+      ptx_mma_m16n8k16_bf16(sums[t], left, columns_of, sums[t]);
+    }
+  }
+  i32 group = lane / 4, quad = lane % 4, order = group % ORDERS, column = quad / (ORDERS / 2);
+  if (quad % (ORDERS / 2) != order / 2) return;
+  float *to = sums_at(s) + column * s.sums + first * TILE + group;
+#pragma unroll
+  for (i32 t = 0; t < SINGLE_TILES; t++) {
+    if (first + t >= tiles) break;
+    to[t * TILE] = order % 2 != 0 ? sums[t][1] : sums[t][0];
+    to[t * TILE + 8] = order % 2 != 0 ? sums[t][3] : sums[t][2];
+  }
+}
+
 // A head that has a step of one token: products of its checkpoint, of up to SINGLE_TILES tiles at a time, and what becomes of them. Where tiles
 // stand at different positions, those of a lane's tile count.
 template <class Family, i32 FORMAT, bool HIGH>
-DEVICE void consume_single(const typename Family::Params &params, const Job &job, u64 *plane_empty, u64 *empty, Lane lane) {
-  i32 tiles = params.family.state.tiles;
-  typename Family::Sums sums[2];
+DEVICE void consume_single(const typename Family::Params &params, const Job &job, const SharedAt (&plane_empty)[2], SharedAt empty, Lane lane) {
+  if (Family::WEIGHS_FIRST) Family::template weigh_head<true>(params, job);
 #pragma unroll 1
-  for (i32 first = 0; first < tiles; first += SINGLE_TILES) {
-    Family::template read_plane<FORMAT, HIGH>(params, job, first, sums, lane);
-    if (first + SINGLE_TILES >= tiles) free_place(plane_empty);
-    if (first == 0) {
-      Family::template weigh_head<true>(params, job);
-      __syncwarp();
-    }
-#pragma unroll
-    for (i32 i = 0; i < 2; i++) {
-      i32 tile = first + SINGLE_TILES / 2 * i;
-      if (tile >= tiles) break;
-      Family::finish_single(params, job, tile, folds_of_tile<Family>(params, job, min(tile + lane.quad, tiles - 1)).from, sums[i], lane);
-    }
+  for (i32 first = 0; first < params.family.state.tiles; first += SINGLE_TILES)
+    Family::template read_plane<FORMAT, HIGH>(params, job, first, plane_empty[0], lane);
+  bool has_halves = FORMAT == FORMAT_F32 && !HIGH, is_half_free = has_halves && !Family::WEIGHS_FIRST && first_half(params.family.state) < params.family.state.rows;
+  if (!is_half_free) free_place(plane_empty[0]);
+  if (has_halves) free_place(plane_empty[1]);
+  if (!Family::WEIGHS_FIRST) {
+    Family::template weigh_head<true>(params, job);
+    __syncwarp();
   }
+  Family::finish_single(params, job);
   free_place(empty);
 }
 
 // The same of a step of several tokens.
 template <class Family, i32 FORMAT, bool HIGH>
-DEVICE void consume_several(const typename Family::Params &params, const Job &job, u64 *plane_empty, u64 *empty, Lane lane) {
+DEVICE void consume_several(const typename Family::Params &params, const Job &job, const SharedAt (&plane_empty)[2], SharedAt empty, Lane lane) {
   Family::template weigh_head<false>(params, job);
   __syncwarp();
-  i32 tiles = params.family.state.tiles, step = job.head->kind == ODD ? 1 : tiles;
+  i32 tiles = params.family.state.tiles, step = job.head->kind == ODD ? 1 : (i32)SINGLE_TILES;
 #pragma unroll 1
   for (i32 tile = 0; tile < tiles; tile += step)
-    Family::template read_tiles<FORMAT, HIGH>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, tile + step, lane);
-  free_place(plane_empty);
+    Family::template read_tiles<FORMAT, HIGH>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, min(tile + step, tiles), lane);
+  free_place(plane_empty[0]);
+  if (FORMAT == FORMAT_F32 && !HIGH) free_place(plane_empty[1]);
   free_place(empty);
 }
 
 template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
 DEVICE void consume(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
+  const Places at = places();
   Lane lane = lane_of(threadIdx.x);
   i32 n = items_of_block(s), me = warp_of() - services_of(s);
   Turn stage, keys;
@@ -804,16 +1008,16 @@ DEVICE void consume(const typename Family::Params &params) {
     }
     if (item >= n) break;
     plane %= s.planes;
-    ptx_barrier_wait(&barriers().full[stage.place], stage.phase);
+    ptx_barrier_wait(at.full(stage.place), stage.phase);
     Count count = {item % ITEMS, item / ITEMS % PLANS};
-    i32 at = (plane + h) % s.planes;
-    Job job = job_of(s, count, h, at, stage.place, keys.place);
+    i32 own_plane = (plane + h) % s.planes;
+    Job job = job_of(s, count, h, own_plane, stage.place, keys.place);
     i32 kind = job.head->kind;
-    u64 *plane_empty = &barriers().plane_empty[at], *empty = &barriers().empty[stage.place];
+    SharedAt plane_empty[2] = {at.plane_empty(own_plane), at.plane_empty(own_plane, 1)}, empty = at.empty(stage.place);
     // Without work, too: the weigher is to see every phase.
-    ptx_barrier_wait(&barriers().keys_ready[keys.place], keys.phase);
+    ptx_barrier_wait(at.keys_ready(keys.place), keys.phase);
     if (kind <= ODD) {
-      if (kind == FOLD && lane_index() == 0) ptx_counter_set(&barriers().taken[stage.place], use);
+      if (kind == FOLD && lane_index() == 0) ptx_counter_set(at.taken(stage.place), use);
       if (IS_SINGLE) {
         consume_single<Family, FORMAT, HIGH>(params, job, plane_empty, empty, lane);
       } else {
@@ -822,15 +1026,16 @@ DEVICE void consume(const typename Family::Params &params) {
       Family::record_rest(params, job, HIGH);
       __syncwarp();
       // Its tags are not needed any more.
-      if (kind == ODD && lane_index() == 0) ptx_counter_set(&barriers().taken[stage.place], use);
+      if (kind == ODD && lane_index() == 0) ptx_counter_set(at.taken(stage.place), use);
     } else {
       if (kind == ZERO) Family::zero(params, job);
       if (lane_index() == 0) {
-        ptx_barrier_arrive(plane_empty);
+        ptx_barrier_arrive(plane_empty[0]);
+        if (FORMAT == FORMAT_F32 && !HIGH) ptx_barrier_arrive(plane_empty[1]);
         ptx_barrier_arrive(empty);
       }
     }
-    if (lane_index() == 0) ptx_barrier_arrive(&barriers().keys_empty[keys.place]);
+    if (lane_index() == 0) ptx_barrier_arrive(at.keys_empty(keys.place));
     // Every stage from its own number on, as many further as there are consumers.
     if (stage.place + s.consumers < s.stages) {
       stage.place += s.consumers;
@@ -860,9 +1065,10 @@ DEVICE float sum_fold_classes(const float (&c)[8]) {
 
 // All folders have come here, and see what the others have written.
 DEVICE void gather(u32 &phase) {
+  const Places at = places();
   __syncwarp();
-  if (lane_index() == 0) ptx_barrier_arrive(&barriers().gathered);
-  ptx_barrier_wait(&barriers().gathered, phase);
+  if (lane_index() == 0) ptx_barrier_arrive(at.gathered());
+  ptx_barrier_wait(at.gathered(), phase);
   phase ^= 1;
 }
 
@@ -889,16 +1095,10 @@ template <i32 NC, i32 H>
 DEVICE void decay_whole(Tile<NC, H> &t, float factor, bool slow) {
   if (slow) {
 #pragma unroll
-    for (i32 i = 0; i < H * NC * 8; i++) {
-      float &v = t.v[i / (NC * 8)][i / 8 % NC][i % 8];
-      v = fma(v, factor, v);
-    }
+    for (i32 i = 0; i < H * NC * 8; i++) ptx_scale_and_add(t.v[i / (NC * 8)][i / 8 % NC][i % 8], factor);
   } else {
 #pragma unroll
-    for (i32 i = 0; i < H * NC * 8; i++) {
-      float &v = t.v[i / (NC * 8)][i / 8 % NC][i % 8];
-      v = __fmul_rn(v, factor);
-    }
+    for (i32 i = 0; i < H * NC * 8; i++) ptx_scale(t.v[i / (NC * 8)][i / 8 % NC][i % 8], factor);
   }
 }
 
@@ -1029,7 +1229,7 @@ DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half
   unit = Unit{ptx_hide(unit.item), ptx_hide(unit.h), ptx_hide(unit.tile)};
   const Pipeline &s = params.pipeline;
   i32 head = unit.item * s.heads_per_item + unit.h;
-  ptx_counter_wait(&barriers().taken[head % s.stages], (u32)(head / s.stages) + 1);
+  ptx_counter_wait(places().taken(head % s.stages), (u32)(head / s.stages) + 1);
   Job job = job_of_unit(s, unit);
   Checkpoint c = checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, unit.tile, job.item->seed);
   store_tile<FORMAT>(t, state, c, fold_lane(), half, job.item->position - job.item->records + end);
@@ -1054,15 +1254,16 @@ DEVICE void fold_tile(const typename Family::Params &params, const Unit &unit, i
 template <class Family, i32 FORMAT>
 DEVICE void fold(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
+  const Places at = places();
   i32 me = warp_of() - services_of(s) - s.consumers;
   u32 phase = 0;
   // There is no plan before the first ones.
-  if (lane_index() == 0) ptx_barrier_arrive(&barriers().begun[PLANS - 1]);
+  if (lane_index() == 0) ptx_barrier_arrive(at.begun(PLANS - 1));
   put_in_order<Family>(params, me);
 #pragma unroll 1
   for (i32 i = 0; i < items_of_block(s); i++) {
     i32 plan = i / ITEMS % PLANS;
-    if (i % ITEMS == 0) ptx_barrier_wait(&barriers().planned[plan], i / ITEMS / PLANS & 1);
+    if (i % ITEMS == 0) ptx_barrier_wait(at.planned(plan), i / ITEMS / PLANS & 1);
     const Item &item = plans().item[plan][i % ITEMS];
     if (item.folds) {
       gather(phase);
@@ -1081,7 +1282,7 @@ DEVICE void fold(const typename Family::Params &params) {
       }
     }
     __syncwarp();
-    if (i % ITEMS == ITEMS - 1 && lane_index() == 0) ptx_barrier_arrive(&barriers().begun[i / ITEMS % PLANS]);
+    if (i % ITEMS == ITEMS - 1 && lane_index() == 0) ptx_barrier_arrive(at.begun(i / ITEMS % PLANS));
   }
 }
 
@@ -1105,24 +1306,24 @@ template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
 DEVICE void run(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   if (threadIdx.x == 0) {
-    Barriers &b = barriers();
+    const Places at = places();
     for (i32 i = 0; i < MAX_STAGES; i++) {
-      ptx_barrier_init(&b.full[i], 1 + WARP);
-      ptx_barrier_init(&b.empty[i], 1);
-      b.taken[i] = 0;
+      ptx_barrier_init(at.full(i), 1 + WARP);
+      ptx_barrier_init(at.empty(i), 1);
+      ptx_counter_set(at.taken(i), 0);
     }
-    for (i32 i = 0; i < MAX_PLANES; i++) ptx_barrier_init(&b.plane_empty[i], 1);
+    for (i32 i = 0; i < 2 * MAX_PLANES; i++) ptx_barrier_init(at.plane_empty(0, i), 1);
     for (i32 i = 0; i < MAX_KEYS; i++) {
-      ptx_barrier_init(&b.keys_full[i], 1 + WARP);
-      ptx_barrier_init(&b.keys_ready[i], 1);
-      ptx_barrier_init(&b.keys_empty[i], (u32)s.heads_per_item);
+      ptx_barrier_init(at.keys_full(i), 1 + WARP);
+      ptx_barrier_init(at.keys_ready(i), 1);
+      ptx_barrier_init(at.keys_empty(i), (u32)s.heads_per_item);
     }
     for (i32 i = 0; i < PLANS; i++) {
-      ptx_barrier_init(&b.planned[i], 1);
-      ptx_barrier_init(&b.begun[i], 1 + (u32)s.folders);
+      ptx_barrier_init(at.planned(i), 1);
+      ptx_barrier_init(at.begun(i), 1 + (u32)s.folders);
     }
-    ptx_barrier_init(&b.gathered, (u32)s.folders);
-    ptx_barrier_init(&b.ordered, (u32)s.folders);
+    ptx_barrier_init(at.gathered(), (u32)s.folders);
+    ptx_barrier_init(at.ordered(), (u32)s.folders);
     order().folding = order().others = 0;
     ptx_barrier_init_fence();
   }
@@ -1134,7 +1335,7 @@ DEVICE void run(const typename Family::Params &params) {
   } else if (warp_of() == WEIGHER) {
     weigh<Family, IS_SINGLE>(params);
   } else if (warp_of() < services_of(s)) {
-    produce<Family>(params);
+    produce<Family, FORMAT == FORMAT_F32 && !HIGH>(params);
   } else if (warp_of() < services_of(s) + s.consumers) {
     consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
   } else {

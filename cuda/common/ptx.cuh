@@ -29,6 +29,10 @@ DEVICE i32 ptx_hide(i32 x) {
   return x;
 }
 
+// v = v f, and v = v f + v, where v stays: left to itself, a compiler has each branch write other registers, and moves them behind.
+DEVICE void ptx_scale(float &v, float f) { asm("mul.rn.f32 %0, %0, %1;" : "+f"(v) : "f"(f)); }
+DEVICE void ptx_scale_and_add(float &v, float f) { asm("fma.rn.f32 %0, %0, %1, %0;" : "+f"(v) : "f"(f)); }
+
 DEVICE u16 ptx_to_f16(float x) {
   u16 h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
@@ -58,57 +62,78 @@ DEVICE float ptx_reciprocal(float x) {
 // ---- From sm_90 on: barriers in shared memory, and copies to it that arrive at them ----
 #if __CUDA_ARCH__ >= 900
 
-DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+// An address in shared memory.
+typedef u32 SharedAt;
+
+// Hidden, so that it is kept in a register: what stands for such an address is otherwise worked out again each time.
+DEVICE SharedAt ptx_shared(const void *at) {
+  u32 x = (u32)__cvta_generic_to_shared(at);
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // A barrier whose phases end when count arrivals have come and all announced bytes.
-DEVICE void ptx_barrier_init(u64 *barrier, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+DEVICE void ptx_barrier_init(SharedAt barrier, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
 // Makes new barriers known to copies; a barrier of the block follows.
 DEVICE void ptx_barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-DEVICE void ptx_barrier_arrive(u64 *barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+DEVICE void ptx_barrier_arrive(SharedAt barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+
+// Arrives count times.
+DEVICE void ptx_barrier_arrive_for(SharedAt barrier, u32 count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
 // Arrives, and announces bytes that copies will bring.
-DEVICE void ptx_barrier_arrive_expect(u64 *barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+DEVICE void ptx_barrier_arrive_expect(SharedAt barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // Waits until the phase of this parity has ended. The parity before the first phase counts as ended.
-DEVICE void ptx_barrier_wait(u64 *barrier, u32 parity) {
+DEVICE void ptx_barrier_wait(SharedAt barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Whether it has ended.
+DEVICE bool ptx_barrier_test(SharedAt barrier, u32 parity) {
   u32 done;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  } while (!done);
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
 }
 
 // A counter in shared memory: set by one thread after what it has seen, and waited for before what depends on that.
-DEVICE void ptx_counter_set(u32 *counter, u32 to) {
-  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(counter)), "r"(to) : "memory");
-}
+DEVICE void ptx_counter_set(SharedAt counter, u32 to) { asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(counter), "r"(to) : "memory"); }
 
-DEVICE void ptx_counter_wait(const u32 *counter, u32 at_least) {
+DEVICE void ptx_counter_wait(SharedAt counter, u32 at_least) {
   u32 is;
   do {
-    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(is) : "r"(shared_address(counter)) : "memory");
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(is) : "r"(counter) : "memory");
   } while (is < at_least);
 }
 
 // Copies bytes, a multiple of 16 between addresses aligned to 16, to shared memory; they arrive at a barrier.
-DEVICE void ptx_bulk_copy(void *to, const void *from, u32 bytes, u64 *barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+DEVICE void ptx_bulk_copy(SharedAt to, const void *from, u32 bytes, SharedAt barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(barrier)
                : "memory");
 }
 
@@ -118,17 +143,22 @@ DEVICE void ptx_bulk_prefetch(const void *from, u32 bytes) {
 }
 
 // Copies four (eight) aligned bytes to shared memory.
-DEVICE void ptx_copy4(void *to, const void *from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+DEVICE void ptx_copy4(SharedAt to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-DEVICE void ptx_copy8(void *to, const void *from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+DEVICE void ptx_copy8(SharedAt to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
+// The same of sixteen, past L1.
+DEVICE void ptx_copy16(SharedAt to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Arrives at a barrier once this thread's small copies have; it is one of the barrier's count.
-DEVICE void ptx_copies_arrive(u64 *barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+DEVICE void ptx_copies_arrive(SharedAt barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 #endif

@@ -17,7 +17,7 @@ template <i32 FORMAT_, bool HIGH_, bool IS_KDA>
 struct Delta {
   typedef DeltaDecodeParams Params;
   // u is as precise as the readout.
-  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, WIDE = COLUMNS, FOLD_HALVES = 1, IS_SCALED = 0, SINGLE_COLUMNS = 2, FEW = MAX_COLUMNS / 2 };
+  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, WIDE = COLUMNS, FOLD_HALVES = 1, IS_SCALED = 0, SINGLE_COLUMNS = 2, WEIGHS_FIRST = IS_KDA, HAS_LOGS = IS_KDA, FEW = MAX_COLUMNS / 2 };
 
   static DEVICE i32 record_bytes(const Params &p) { return p.family.state.rows * VALUE_BYTES; }
   static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * 2; }
@@ -151,12 +151,12 @@ struct Delta {
   // Reciprocal norms: of records and tokens, then of queries.
   static DEVICE float *norms_at(const Pipeline &s, char *keys) { return (float *)(keys + s.at_norms); }
 
-  static DEVICE void bring_norms(const Params &p, const Item &item, const Head &, char *to) {
+  static DEVICE void bring_norms(const Params &p, const Item &item, const Head &, SharedAt to) {
 #pragma unroll 1
     for (i32 i = lane_index(); i < item.records; i += WARP) {
       i32 row = item.first + i;
       if (row >= p.family.ring_rows) row -= p.family.ring_rows;
-      ptx_copy4(norms_at(p.pipeline, to) + i, item.norm_ring + row * 4);
+      ptx_copy4(to + (p.pipeline.at_norms + 4 * i), item.norm_ring + row * 4);
     }
   }
 
@@ -168,17 +168,18 @@ struct Delta {
     if (n > before) ptx_bulk_prefetch(job.head->raw_ring, (u32)((n - before) * bytes));
   }
 
-  static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
-    float2 *to = gates_at(p.pipeline, job) + i;
-    ptx_copy4(&to->x, job.head->beta_ring + row * 4);
-    ptx_copy4(&to->y, job.head->gate_ring + row * 4);
+  static DEVICE void bring_gates(const Gates &gates, SharedAt to, i32 row) {
+    ptx_copy4(to, gates.beta + row * 4);
+    ptx_copy4(to + 4, gates.ring + row * 4);
   }
 
   static DEVICE const u16 *own_v(const Pipeline &s, const Job &job, i32 t) { return (const u16 *)(job.stage + s.at_z + t * s.value_stride); }
 
   // v of token i of the step.
+  static DEVICE i32 token_copies(const Params &, i32 len) { return len; }
   static DEVICE Copy copy_of_token(const Params &p, const Job &job, i32 i) {
-    return Copy{(char *)own_v(p.pipeline, job, i), job.head->value + i * p.family.v.token * 2, i < job.item->len ? token_bytes(p) : 0};
+    return Copy{job.head->value + i * p.family.v.token * 2, (u32)(p.pipeline.at_z + i * p.pipeline.value_stride),
+                i < job.item->len ? (u32)token_bytes(p) : 0};
   }
 
   // The lane's own eight values of the column of a pass that it has; of some token where there is no such column.
@@ -233,7 +234,8 @@ struct Delta {
     weigh_norms(p, job);
 #pragma unroll 1
     for (i32 pass = 0; pass < passes_of(len); pass++)
-      weigh_keys(s, job, column_of<IS_SINGLE>(s, job, pass, lane), products_at(s, job) + pass * MAX_COLUMNS * s.products);
+      weigh_keys(s, job, column_of<IS_SINGLE>(s, job, pass, lane), products_at(s, job) + pass * MAX_COLUMNS * s.products,
+                 IS_SINGLE ? (i32)SINGLE_COLUMNS : (i32)MAX_COLUMNS);
     __syncwarp();
     // Of normalised keys and queries.
     i32 columns = IS_SINGLE ? (i32)SINGLE_COLUMNS : passes_of(len) * MAX_COLUMNS;
@@ -252,9 +254,18 @@ struct Delta {
     return norms_at(s, job.keys)[is_q ? s.history + t : job.item->records + t];
   }
 
+  // What record i brings to a column.
+  static DEVICE float brings(const Pipeline &s, const Job &job, i32 column, i32 i) {
+    return __fmul_rn(weights_at(s, job)[i], products_at(s, job)[column * s.products + i]);
+  }
+
   template <bool IS_SINGLE>
   static DEVICE void weigh_head(const Params &p, const Job &job) {
-    weigh_records<Delta, IS_SINGLE>(p.pipeline, job, passes_of(job.item->len) * MAX_COLUMNS);
+    if constexpr (IS_SINGLE) {
+      weigh_single<Delta>(p.pipeline, job);
+    } else {
+      weigh_several<Delta>(p.pipeline, job, passes_of(job.item->len) * MAX_COLUMNS);
+    }
   }
 
   static DEVICE float2 gate_of_record(const Head &head, i32 row) {
@@ -311,59 +322,40 @@ struct Delta {
     store_one(job.head->out + (t * p.out.token + channel) * size_of(p.out.dtype), p.out.dtype, __fmul_rn(p.scale, o));
   }
 
-  // Of two neighbouring channels of a lane, 2 lane.group and the next one of tile lane.quad of four: with k and with q.
-  struct Sums {
-    float y[4];
-  };
-
-  // One token: the products of up to eight tiles with k and q.
+  // One token: the products of up to four tiles with k and q.
   template <i32 FORMAT, bool HIGH>
-  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, Sums (&to)[2], Lane lane) {
-    const State &state = params.family.state;
-    const char *column = column_of<true>(params.pipeline, job, 0, lane);
-#pragma unroll
-    for (i32 four = 0; four < 2; four++) {
-      Sums y = {};
-#pragma unroll 1
-      for (i32 i = 0; i < 4; i++) {
-        i32 tile = first + 4 * four + i;
-        if (tile >= state.tiles) break;
-        i32 row = tile * TILE + 2 * lane.group;
-        float seen[4];
-        if (HIGH_) {
-          const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
-          multiply(low, low + ROW_BYTES, column, seen);
-        } else {
-          multiply_full<FORMAT, 1>(state, job.plane, row, column, lane, seen);
-        }
-#pragma unroll
-        for (i32 c = 0; c < 4; c++) y.y[c] = i == lane.quad ? seen[c] : y.y[c];
-      }
-      to[four] = y;
+  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, SharedAt half_empty, Lane lane) {
+    const Pipeline &s = params.pipeline;
+    i32 of_lane = HIGH ? 0 : 16 * lane.quad;
+    const char *columns[2] = {job.keys + job.item->records * ROW_BYTES + of_lane, job.keys + s.at_queries + of_lane};
+    if constexpr (HIGH) {
+      read_high<2>(s, params.family.state.tiles, job, first, columns);
+    } else {
+      read_full<FORMAT, 2>(s, params.family.state, job, first, columns, half_empty, lane);
     }
   }
 
-  // The rest of it, of four tiles. from: where the checkpoint of the lane's tile stands.
-  static DEVICE void finish_single(const Params &params, const Job &job, i32 first, i32 from, const Sums &sums, Lane lane) {
+  // The rest of it, two neighbouring channels a lane.
+  static DEVICE void finish_single(const Params &params, const Job &job) {
     const Pipeline &s = params.pipeline;
-    float elapsed = elapsed_at(s, job)[from], of_k = column_norm<true>(s, job, 0) * elapsed, of_q = column_norm<true>(s, job, 1) * elapsed;
-    float y[4];
-#pragma unroll
-    for (i32 i = 0; i < 4; i++) y[i] = sums.y[i] * (i % 2 == 0 ? of_k : of_q);
-    finish_channels(params, job, first, from, y, lane);
+    float of_k = column_norm<true>(s, job, 0), of_q = column_norm<true>(s, job, 1);
+#pragma unroll 1
+    for (i32 channel = 2 * lane_index(); channel < params.family.state.rows; channel += 2 * WARP) {
+      i32 from = folds_of_tile<Delta>(params, job, channel / TILE).from;
+      float elapsed = elapsed_at(s, job)[from];
+      finish_channels(params, job, channel, from, of_k * elapsed, of_q * elapsed);
+    }
   }
 
-  // From what the checkpoint brings on.
-  static DEVICE void finish_channels(const Params &params, const Job &job, i32 first, i32 from, float (&y)[4], Lane lane) {
+  // Two channels from what the checkpoint brings on, which counts by factors of k and q.
+  static DEVICE void finish_channels(const Params &params, const Job &job, i32 channel, i32 from, float of_k, float of_q) {
     const DeltaParams &p = params.family;
     const Pipeline &s = params.pipeline;
-    const State &state = p.state;
     i32 n = job.item->records;
-    i32 channel = (first + lane.quad) * TILE + 2 * lane.group;
-    bool exists = channel < state.rows;
-    i32 at = exists ? channel : 0;
     const float2 *brought = (const float2 *)weights_at(s, job);
-    const char *values = values_at(s, job) + at * VALUE_BYTES;
+    const char *values = values_at(s, job) + channel * VALUE_BYTES;
+    float2 seen = *(const float2 *)(sums_at(s) + channel), o = *(const float2 *)(sums_at(s) + s.sums + channel);
+    float y[4] = {seen.x * of_k, o.x * of_q, seen.y * of_k, o.y * of_q};
 #pragma unroll 4
     for (i32 i = from; i < n; i++) {
       float u[2];
@@ -381,10 +373,9 @@ struct Delta {
       y[3] = fma(weight.y, u[1], y[3]);
     }
     float beta = job.gates[0].x, own = brought[n].y;
-    if (!exists) return;
-    u32 v = *(const u32 *)(own_v(s, job, 0) + at);
+    u32 v = *(const u32 *)(own_v(s, job, 0) + channel);
     float u[2] = {beta * (pair_low(v) - y[0]), beta * (pair_high(v) - y[2])};
-    i32 record = job.item->at * state.rows + channel;
+    i32 record = job.item->at * p.state.rows + channel;
     *(u32 *)((u16 *)job.head->raw_ring + record) = v;
     if (HIGH_) {
       *(u32 *)((u16 *)job.head->value_ring + record) = to_bf16(u[0]) | (u32)to_bf16(u[1]) << 16;
@@ -402,45 +393,37 @@ struct Delta {
   template <i32 FORMAT, bool HIGH>
   static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
     const Pipeline &s = params.pipeline;
-    const State &state = params.family.state;
-    i32 len = job.item->len, n = job.item->records, passes = passes_of(len);
-    float elapsed = elapsed_at(s, job)[from], *sums = sums_at<HIGH_>(s);
+    i32 len = job.item->len, passes = passes_of(len);
+    float elapsed = elapsed_at(s, job)[from], *sums = sums_at(s);
 #pragma unroll 1
     for (i32 pass = 0; pass < passes; pass++) {
-      const char *column = column_of<false>(s, job, pass, lane);
       i32 c = pass * MAX_COLUMNS + 2 * lane.quad;
-      float of[2], decays[2];
+      float of[2], decays[2], y[SINGLE_TILES][4] = {};
 #pragma unroll
       for (i32 i = 0; i < 2; i++) {
         of[i] = elapsed * column_norm<false>(s, job, c + i);
         decays[i] = decays_at(s, job)[min(token_of(c + i, len), len - 1)];
       }
-      if (HIGH_) bring_records(s, job, pass, from, n, lane);
-#pragma unroll 1
-      for (i32 tile = first; tile < end; tile++) {
-        i32 row = tile * TILE + lane.group;
-        float y[4];
-        if (HIGH_) {
-          const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
-          multiply(low, low + 8 * ROW_BYTES, column, y);
-        } else {
-          multiply_full<FORMAT, 8>(state, job.plane, row, column, lane, y);
-        }
+      multiply_tiles<FORMAT, HIGH_>(params.family.state, job, first, end, column_of<false>(s, job, pass, lane), lane, y);
+      add_records<Delta, !HIGH_, 2>(s, job, pass, first, end, from, of, lane, y);
 #pragma unroll
-        for (i32 i = 0; i < 4; i++) y[i] *= of[i % 2];
-        if (HIGH_) {
-          add_records(s, job, tile, n, lane, y);
-        } else {
-          add_records_full<true>(s, job, row, from, n, pass, lane, y);
-        }
+      for (i32 i = 0; i < SINGLE_TILES; i++)
 #pragma unroll
-        for (i32 i = 0; i < 4; i++) {
-          i32 channel = row + i / 2 * 8;
-          if (channel < state.rows) sums[(c + i % 2) * s.sums + channel] = y[i] * decays[i % 2];
-        }
-      }
+        for (i32 e = 0; e < 4; e++) y[i][e] *= decays[e % 2];
+      put_sums(params, sums + c * s.sums, first, end, lane, y);
     }
     substitute(params, job, first, end);
+  }
+
+  // Leaves the sums of two columns.
+  static DEVICE void put_sums(const Params &p, float *to, i32 first, i32 end, Lane lane, const float (&y)[SINGLE_TILES][4]) {
+#pragma unroll
+    for (i32 i = 0; i < SINGLE_TILES; i++)
+#pragma unroll
+      for (i32 e = 0; e < 4; e++) {
+        i32 channel = (first + i) * TILE + lane.group + e / 2 * 8;
+        if (first + i < end && channel < p.family.state.rows) to[e % 2 * p.pipeline.sums + channel] = y[i][e];
+      }
   }
 
   // From sums to outputs: by forward substitution, a channel a lane.
@@ -448,7 +431,7 @@ struct Delta {
     const Pipeline &s = params.pipeline;
     const State &state = params.family.state;
     constexpr i32 MOST = IS_KDA ? (i32)FEW : (i32)MAX_TOKENS;
-    const float *sums = sums_at<HIGH_>(s);
+    const float *sums = sums_at(s);
     i32 len = job.item->len;
     __syncwarp();
     i32 last = min(end * (i32)TILE, state.rows), queries = len <= FEW ? (i32)FEW : (i32)MAX_COLUMNS;

@@ -15,7 +15,6 @@ template <i32 FORMAT_, bool HIGH_>
 struct Kda : Delta<FORMAT_, HIGH_, true> {
   typedef Delta<FORMAT_, HIGH_, true> Base;
   typedef typename Base::Params Params;
-  typedef typename Base::Sums Sums;
   // OF_LANE: columns of a lane where a warp has all of them. A decoded record has its key, the factors of its decays, and a word for each block
   // whose bits say which of them decay slowly. PART_BYTES: a part of a column that the checkpoint is read with.
   enum : i32 {
@@ -55,18 +54,19 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
   static DEVICE i32 record_bytes(const Params &p) { return Base::record_bytes(p) + LOG_BYTES; }
 
   // Inputs of the gates come with the norms, as they are, to where log decays will be in fp32.
-  static DEVICE void bring_norms(const Params &p, const Item &item, const Head &head, char *to) {
+  static DEVICE void bring_norms(const Params &p, const Item &item, const Head &head, SharedAt to) {
     const Tensor &g = p.family.g, &bias = p.family.dt_bias;
     Base::bring_norms(p, item, head, to);
+    SharedAt logs = to + p.pipeline.at_products;
 #pragma unroll 1
-    for (i32 t = 0; t < item.len; t++) bring_row(token_logs_at(p.pipeline, to, t), head.z + t * g.token * size_of(g.dtype), g.dtype);
-    if (bias.data) bring_row(token_logs_at(p.pipeline, to, p.pipeline.tokens), tensor_at(bias, 0, 0, item.head), bias.dtype);
+    for (i32 t = 0; t < item.len; t++) bring_row(logs + t * LOG_BYTES, head.z + t * g.token * size_of(g.dtype), g.dtype);
+    if (bias.data) bring_row(logs + p.pipeline.tokens * LOG_BYTES, tensor_at(bias, 0, 0, item.head), bias.dtype);
   }
-  static DEVICE void bring_row(float *to, const char *from, i32 dtype) {
+  static DEVICE void bring_row(SharedAt to, const char *from, i32 dtype) {
 #pragma unroll 1
-    for (i32 i = 8 * lane_index(); i < COLUMNS * (i32)size_of(dtype); i += 8 * WARP) ptx_copy8((char *)to + i, from + i);
+    for (i32 i = 8 * lane_index(); i < COLUMNS * (i32)size_of(dtype); i += 8 * WARP) ptx_copy8(to + i, from + i);
   }
-  static DEVICE void bring_gates(const Params &, const Job &, i32, i32) {}
+  static DEVICE void bring_gates(const Gates &, SharedAt, i32) {}
 
   // Log decays, too.
   static DEVICE void prefetch_records(const Params &p, const Job &job) {
@@ -76,13 +76,13 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     if (n > before) ptx_bulk_prefetch(job.head->gate_ring, (u32)((n - before) * LOG_BYTES));
   }
 
-  // Behind the step's tokens: log decays of records.
+  // Behind the step's tokens: log decays of records, up to the ring's end and on from its beginning.
+  static DEVICE i32 token_copies(const Params &, i32 len) { return len + 2; }
   static DEVICE Copy copy_of_token(const Params &p, const Job &job, i32 i) {
-    i32 part = i - job.item->len;
+    i32 part = i - job.item->len, n = job.item->records, first = job.item->first, before = min(n, p.family.ring_rows - first);
     if (part < 0) return Base::copy_of_token(p, job, i);
-    if (part > 1) return Copy{};
-    return copy_of_ring(part, (char *)logs_at(p.pipeline, job, 0), job.head->gate_ring, p.family.ring_rows, job.item->first, job.item->records,
-                        LOG_BYTES);
+    return Copy{job.head->gate_ring + (part == 0 ? first * LOG_BYTES : 0), (u32)(p.pipeline.at_gates + (part == 0 ? 0 : before * LOG_BYTES)),
+                (u32)((part == 0 ? before : n - before) * LOG_BYTES)};
   }
 
   // The lane's columns of a row.
@@ -305,8 +305,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
 #pragma unroll 1
     for (; first >= 0; first -= RECORDS) weigh_some<N, C, true>(s, job, first, column, elapsed, norm);
     if (first > -RECORDS) weigh_some<N, C, false>(s, job, first, column, elapsed, norm);
-    // Of one token the checkpoint has been read.
-    if (!IS_SINGLE) put_columns(s, job, column, elapsed);
+    put_columns(s, job, column, elapsed);
   }
 
   // What a checkpoint in front of record from is read with.
@@ -414,49 +413,44 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     }
   }
 
-  // One token: the products of up to eight tiles with k and q.
+  // One token: the products of up to four tiles with k and q.
   template <i32 FORMAT, bool HIGH>
-  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, Sums (&to)[2], Lane lane) {
+  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, SharedAt, Lane lane) {
     const Pipeline &s = params.pipeline;
     bool is_odd = job.head->kind == ODD, is_lower = lane.quad & 2, is_q = lane.quad & 1;
-    if (!is_odd && first == 0) put_columns_from<true>(s, job, 0);
+    i32 n_tiles = min(params.family.state.tiles - first, (i32)SINGLE_TILES);
+    float seen[4][2] = {}, y[4];
+    // What the columns are made of has been put down.
+    __syncwarp();
+    // Where tiles stand at different positions, one at a time.
+    i32 step = is_odd ? 1 : n_tiles;
 #pragma unroll 1
-    for (i32 four = 0; four < 2; four++) {
-      i32 tile = first + 4 * four, n_tiles = min(params.family.state.tiles - tile, 4);
-      if (n_tiles <= 0) break;
-      float seen[4][2] = {};
-      // Where tiles stand at different positions, one at a time.
-      i32 step = is_odd ? 1 : n_tiles;
-#pragma unroll 1
-      for (i32 i = 0; i < n_tiles; i += step) {
-        if (is_odd) put_columns_from<true>(s, job, folds_of_tile<Kda>(params, job, tile + i).from);
-        multiply_single<FORMAT>(params, job, tile, i, i + step, lane, seen);
-      }
-      // Two lanes add both parts, of two tiles each; then two give each other k and q of one.
-#pragma unroll
-      for (i32 h = 0; h < 2; h++) {
-        float sums[2];
-#pragma unroll
-        for (i32 t = 0; t < 2; t++) {
-          float gives = is_lower ? seen[t][h] : seen[t + 2][h];
-          sums[t] = __fadd_rn(is_lower ? seen[t + 2][h] : seen[t][h], __shfl_xor_sync(0xFFFFFFFFu, gives, 2));
-        }
-        float other = __shfl_xor_sync(0xFFFFFFFFu, is_q ? sums[0] : sums[1], 1);
-        float of_k = is_q ? other : sums[0], of_q = is_q ? sums[1] : other;
-        to[0].y[2 * h] = four == 0 ? of_k : to[0].y[2 * h];
-        to[0].y[2 * h + 1] = four == 0 ? of_q : to[0].y[2 * h + 1];
-        to[1].y[2 * h] = of_k;
-        to[1].y[2 * h + 1] = of_q;
-      }
+    for (i32 i = 0; i < n_tiles; i += step) {
+      if (is_odd) put_columns_from<true>(s, job, folds_of_tile<Kda>(params, job, first + i).from);
+      multiply_single<FORMAT>(params, job, first, i, i + step, lane, seen);
     }
+    // Two lanes add both parts, of two tiles each; then two give each other k and q of one.
+#pragma unroll
+    for (i32 h = 0; h < 2; h++) {
+      float sums[2];
+#pragma unroll
+      for (i32 t = 0; t < 2; t++) {
+        float gives = is_lower ? seen[t][h] : seen[t + 2][h];
+        sums[t] = __fadd_rn(is_lower ? seen[t + 2][h] : seen[t][h], __shfl_xor_sync(0xFFFFFFFFu, gives, 2));
+      }
+      float other = __shfl_xor_sync(0xFFFFFFFFu, is_q ? sums[0] : sums[1], 1);
+      y[2 * h] = is_q ? other : sums[0];
+      y[2 * h + 1] = is_q ? sums[1] : other;
+    }
+    put_pairs<2>(s, params.family.state.tiles, first, lane, y);
   }
 
-  static DEVICE void finish_single(const Params &params, const Job &job, i32 first, i32 from, const Sums &sums, Lane lane) {
-    float y[4];
-#pragma unroll
-    for (i32 i = 0; i < 4; i++)
-      y[i] = __fmul_rn(sums.y[i], i % 2 == 0 ? Base::template column_norm<true>(params.pipeline, job, 0) : Base::template column_norm<true>(params.pipeline, job, 1));
-    Base::finish_channels(params, job, first, from, y, lane);
+  static DEVICE void finish_single(const Params &params, const Job &job) {
+    const Pipeline &s = params.pipeline;
+    float of_k = Base::template column_norm<true>(s, job, 0), of_q = Base::template column_norm<true>(s, job, 1);
+#pragma unroll 1
+    for (i32 channel = 2 * lane_index(); channel < params.family.state.rows; channel += 2 * WARP)
+      Base::finish_channels(params, job, channel, folds_of_tile<Kda>(params, job, channel / TILE).from, of_k, of_q);
   }
 
   // Several tokens: products of rows row and row + 8 of a bfloat16 checkpoint with both parts of a column.
@@ -485,75 +479,35 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     const Pipeline &s = params.pipeline;
     if (job.head->kind == ODD) put_columns_from<false>(s, job, from);
     __syncwarp();
-    const State &state = params.family.state;
-    // Hidden, so that it is not kept in a register from before.
-    i32 n = ptx_hide(job.item->records), c = 2 * lane.quad;
-    float *sums = sums_at<HIGH_>(s), of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)};
+    i32 c = 2 * lane.quad;
+    float of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)}, y[SINGLE_TILES][4] = {};
     const char *column = part_at<false>(s, job, lane.group) + 8 * lane.quad * (PART_BYTES / COLUMNS);
-    // In registers for all tiles; for fp32 there are not enough.
-    uint4 pairs[2][BLOCKS];
-    if (HIGH_) {
+    if constexpr (HIGH_) {
+      uint4 pairs[2][BLOCKS];
+      load_blocks(column, pairs[0]);
+      load_blocks(column + MAX_COLUMNS * PART_BYTES, pairs[1]);
 #pragma unroll
-      for (i32 i = 0; i < 2 * BLOCKS; i++)
-        pairs[i / BLOCKS][i % BLOCKS] = *(const uint4 *)(column + i / BLOCKS * MAX_COLUMNS * PART_BYTES + i % BLOCKS * 2 * BLOCK);
-      bring_products(s, job, from, n, lane);
-    }
+      for (i32 t = 0; t < SINGLE_TILES; t++)
+        if (first + t < end) multiply_pairs(job, (first + t) * TILE + lane.group, pairs, lane, y[t]);
+    } else {
 #pragma unroll 1
-    for (i32 tile = first; tile < end; tile++) {
-      i32 row = tile * TILE + lane.group;
-      float y[4];
-      if constexpr (HIGH_) {
-        multiply_pairs(job, row, pairs, lane, y);
-      } else {
-        multiply_columns<FORMAT, 8, false>(state, job.plane, row, column, lane, y);
-      }
+      for (i32 t = 0; t < SINGLE_TILES; t++) {
+        if (first + t >= end) break;
+        float sums[4];
+        multiply_columns<FORMAT, 8, false>(params.family.state, job.plane, (first + t) * TILE + lane.group, column, lane, sums);
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], of[i % 2]);
-      if (HIGH_) {
-        add_records(s, job, tile, n, lane, y);
-      } else {
-        add_products(s, job, row, from, n, lane, y);
-      }
+        for (i32 k = 0; k < SINGLE_TILES; k++)
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) {
-        i32 channel = row + i / 2 * 8;
-        if (channel < state.rows) sums[(c + i % 2) * s.sums + channel] = y[i];
+          for (i32 i = 0; i < 4; i++) y[k][i] = k == t ? sums[i] : y[k][i];
       }
     }
+    add_records<Kda, !HIGH_, 2>(s, job, 0, first, end, from, of, lane, y);
+    Base::put_sums(params, sums_at(s) + c * s.sums, first, end, lane, y);
     Base::substitute(params, job, first, end);
   }
 
-  // What records [from, n) bring to the columns, as add_records takes it.
-  static DEVICE void bring_products(const Pipeline &s, const Job &job, i32 from, i32 n, Lane lane) {
-#pragma unroll 1
-    for (i32 first = 0; first < n; first += TILE) {
-      Brought r;
-#pragma unroll
-      for (i32 half = 0; half < 2; half++) {
-        i32 i = first + 8 * half + 2 * lane.quad;
-        const float *brings = weights_at(s, job) + i * MAX_COLUMNS + lane.group;
-        // Behind the last record is what was there before.
-        float a = i >= from && i < n ? brings[0] : 0.0f, b = i + 1 >= from && i + 1 < n ? brings[MAX_COLUMNS] : 0.0f;
-        split(a, b, r.upper[half], r.lower[half]);
-      }
-      brought_at(s)[first / TILE * WARP] = r;
-    }
-  }
-
-  // y += what they bring, in fp32.
-  static DEVICE void add_products(const Pipeline &s, const Job &job, i32 row, i32 from, i32 n, Lane lane, float (&y)[4]) {
-    const float *brings = weights_at(s, job) + 2 * lane.quad;
-#pragma unroll 2
-    for (i32 i = from; i < n; i++) {
-      const char *values = values_at(s, job) + i * s.value_stride;
-      float2 weight = *(const float2 *)(brings + i * MAX_COLUMNS);
-      float low = value_at<true>(values, row), high = value_at<true>(values, row + 8);
-      y[0] = fma(weight.x, low, y[0]);
-      y[1] = fma(weight.y, low, y[1]);
-      y[2] = fma(weight.x, high, y[2]);
-      y[3] = fma(weight.y, high, y[3]);
-    }
-  }
+  // What record i brings to a column.
+  static DEVICE float brings(const Pipeline &s, const Job &job, i32 column, i32 i) { return weights_at(s, job)[i * MAX_COLUMNS + column]; }
 
   static DEVICE void record_rest(const Params &params, const Job &job, bool high) {
 #pragma unroll 1

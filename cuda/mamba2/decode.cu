@@ -12,8 +12,8 @@ namespace decode {
 template <i32 FORMAT_>
 struct Mamba2 {
   typedef Mamba2DecodeParams Params;
-  // Of a fp32 checkpoint a whole tile would need more registers than there are.
-  enum : i32 { VALUE_BYTES = 2, WIDE = COLUMNS, FOLD_HALVES = FORMAT_ == FORMAT_F32 ? 1 : 2, IS_SCALED = 1, SINGLE_COLUMNS = 1 };
+  // Of a fp32 checkpoint, and beside several tokens of FULL, a whole tile would need more registers than there are.
+  enum : i32 { VALUE_BYTES = 2, WIDE = COLUMNS, FOLD_HALVES = FORMAT_ == FORMAT_F32 || !(INSTANCE_HIGH || INSTANCE_SINGLE) ? 1 : 2, IS_SCALED = 1, SINGLE_COLUMNS = 1, WEIGHS_FIRST = 0, HAS_LOGS = 0 };
 
   static DEVICE bool has_z(const Params &p) { return p.family.z.data != nullptr; }
   static DEVICE i32 record_bytes(const Params &p) { return p.family.state.rows * VALUE_BYTES; }
@@ -122,19 +122,19 @@ struct Mamba2 {
     item.query = span_at(r.span, p.c, 0, group);
   }
 
-  static DEVICE void bring_norms(const Params &, const Item &, const Head &, char *) {}
+  static DEVICE void bring_norms(const Params &, const Item &, const Head &, SharedAt) {}
   static DEVICE void prefetch_records(const Params &, const Job &) {}
 
-  static DEVICE void bring_gates(const Params &p, const Job &job, i32 i, i32 row) {
-    ptx_copy8(gates_at(p.pipeline, job) + i, job.head->gate_ring + row * 8);
-  }
+  static DEVICE void bring_gates(const Gates &gates, SharedAt to, i32 row) { ptx_copy8(to, gates.ring + row * 8); }
 
   // x of token i of the step; of those behind them z, if there is one.
+  static DEVICE i32 token_copies(const Params &p, i32 len) { return has_z(p) ? 2 * len : len; }
   static DEVICE Copy copy_of_token(const Params &p, const Job &job, i32 i) {
     const Pipeline &s = p.pipeline;
-    i32 bytes = p.family.state.rows * 2, len = job.item->len, t = i < len ? i : i - len;
-    if (i < len) return Copy{job.stage + s.at_values + (job.item->records + t) * s.value_stride, job.head->value + t * p.family.x.token * 2, bytes};
-    return Copy{job.stage + s.at_z + t * s.value_stride, job.head->z + t * p.family.z.token * 2, has_z(p) && t < len ? bytes : 0};
+    i32 len = job.item->len, t = i < len ? i : i - len;
+    u32 bytes = (u32)(p.family.state.rows * 2);
+    if (i < len) return Copy{job.head->value + t * p.family.x.token * 2, (u32)(s.at_values + (job.item->records + t) * s.value_stride), bytes};
+    return Copy{job.head->z + t * p.family.z.token * 2, (u32)(s.at_z + t * s.value_stride), has_z(p) && t < len ? bytes : 0};
   }
 
   // The lane's own eight values of C of the token that is its column; of the last one where there are fewer.
@@ -142,14 +142,23 @@ struct Mamba2 {
     return job.keys + s.at_queries + min(lane.group, job.item->len - 1) * ROW_BYTES + 16 * lane.quad;
   }
 
-  template <bool>
+  template <bool IS_SINGLE>
   static DEVICE void weigh_item(const Params &p, const Job &job) {
-    weigh_keys(p.pipeline, job, column_of(p.pipeline, job, lane_of(threadIdx.x)), products_at(p.pipeline, job));
+    weigh_keys(p.pipeline, job, column_of(p.pipeline, job, lane_of(threadIdx.x)), products_at(p.pipeline, job), IS_SINGLE ? 1 : (i32)MAX_COLUMNS);
+  }
+
+  // What record i brings to a column.
+  static DEVICE float brings(const Pipeline &s, const Job &job, i32 column, i32 i) {
+    return __fmul_rn(weights_at(s, job)[i], products_at(s, job)[column * s.products + i]);
   }
 
   template <bool IS_SINGLE>
   static DEVICE void weigh_head(const Params &p, const Job &job) {
-    weigh_records<Mamba2, IS_SINGLE>(p.pipeline, job, MAX_COLUMNS);
+    if constexpr (IS_SINGLE) {
+      weigh_single<Mamba2>(p.pipeline, job);
+    } else {
+      weigh_several<Mamba2>(p.pipeline, job, MAX_COLUMNS);
+    }
   }
 
   static DEVICE float2 gate_of_record(const Head &head, i32 row) { return ((const float2 *)head.gate_ring)[row]; }
@@ -178,79 +187,44 @@ struct Mamba2 {
     return has_z(params) ? __fmul_rn(y, fast_silu(z)) : y;
   }
 
-  // Of two neighbouring channels of a lane: 2 lane.group and the next one of tile lane.quad of four.
-  struct Sums {
-    float y[2];
-  };
-
-  // One token: the products of up to eight tiles with it.
+  // One token: the products of up to four tiles with it.
   template <i32 FORMAT, bool HIGH>
-  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, Sums (&to)[2], Lane lane) {
-    const State &state = params.family.state;
-    const char *column = job.keys + params.pipeline.at_queries + 16 * lane.quad;
-    // All columns of the product are the token's. Rows next to each other begin in the same bank: every other one goes through blocks in another
-    // order, and so does every other column, where its products are.
-    i32 other = lane.group & 1;
-    uint4 c[BLOCKS];
-    if (HIGH) {
-#pragma unroll
-      for (i32 j = 0; j < BLOCKS; j++) c[j] = *(const uint4 *)(column + 2 * BLOCK * (j ^ other));
-    }
-#pragma unroll
-    for (i32 four = 0; four < 2; four++) {
-      Sums y = {};
-#pragma unroll(HIGH ? 4 : 1)
-      for (i32 i = 0; i < 4; i++) {
-        i32 tile = first + 4 * four + i;
-        if (tile >= state.tiles) break;
-        i32 row = tile * TILE + 2 * lane.group;
-        float sums[2];
-        if (HIGH) {
-          const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
-          float even[4] = {}, odd[4] = {};
-#pragma unroll
-          for (i32 j = 0; j < BLOCKS; j++) {
-            const char *at = low + 2 * BLOCK * (j ^ other);
-            uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + ROW_BYTES);
-            u32 left[4] = {a.x, b.x, a.y, b.y}, right[2] = {c[j].x, c[j].y};
-            ptx_mma_m16n8k16_bf16(even, left, right, even);
-            u32 left_odd[4] = {a.z, b.z, a.w, b.w}, right_odd[2] = {c[j].z, c[j].w};
-            ptx_mma_m16n8k16_bf16(odd, left_odd, right_odd, odd);
-          }
-          sums[0] = other ? even[1] + odd[1] : even[0] + odd[0];
-          sums[1] = other ? even[3] + odd[3] : even[2] + odd[2];
-        } else {
-          read_rows<FORMAT>(state, job.plane, row, column, lane, sums);
-        }
-        if (i == lane.quad) y = Sums{{sums[0], sums[1]}};
-      }
-      to[four] = y;
+  static DEVICE void read_plane(const Params &params, const Job &job, i32 first, SharedAt half_empty, Lane lane) {
+    const Pipeline &s = params.pipeline;
+    if constexpr (HIGH) {
+      const char *columns[1] = {job.keys + s.at_queries};
+      read_high<1>(s, params.family.state.tiles, job, first, columns);
+    } else {
+      const char *columns[1] = {job.keys + s.at_queries + 16 * lane.quad};
+      read_full<FORMAT, 1>(s, params.family.state, job, first, columns, half_empty, lane);
     }
   }
 
-  // The rest of it, of four tiles. from: where the checkpoint of the lane's tile stands.
-  static DEVICE void finish_single(const Params &params, const Job &job, i32 first, i32 from, const Sums &sums, Lane lane) {
+  // The rest of it, two neighbouring channels a lane.
+  static DEVICE void finish_single(const Params &params, const Job &job) {
     const Mamba2Params &p = params.family;
     const Pipeline &s = params.pipeline;
     i32 n = job.item->records;
-    float elapsed = elapsed_at(s, job)[from], y[2] = {__fmul_rn(sums.y[0], elapsed), __fmul_rn(sums.y[1], elapsed)};
-    i32 channel = (first + lane.quad) * TILE + 2 * lane.group;
-    bool exists = channel < p.state.rows;
-    i32 at = exists ? channel : 0;
-    const char *values = values_at(s, job) + 2 * at;
     const float *brought = weights_at(s, job);
-    u32 z = has_z(params) ? *(const u32 *)(job.stage + s.at_z + 2 * at) : 0, x = 0;
+#pragma unroll 1
+    for (i32 channel = 2 * lane_index(); channel < p.state.rows; channel += 2 * WARP) {
+      i32 from = folds_of_tile<Mamba2>(params, job, channel / TILE).from;
+      float elapsed = elapsed_at(s, job)[from];
+      float2 y = *(const float2 *)(sums_at(s) + channel);
+      y.x = __fmul_rn(y.x, elapsed), y.y = __fmul_rn(y.y, elapsed);
+      const char *values = values_at(s, job) + 2 * channel;
+      u32 z = has_z(params) ? *(const u32 *)(job.stage + s.at_z + 2 * channel) : 0, x = 0;
 #pragma unroll 4
-    for (i32 i = from; i <= n; i++) {
-      x = *(const u32 *)(values + i * s.value_stride);
-      y[0] = fma(brought[i], pair_low(x), y[0]);
-      y[1] = fma(brought[i], pair_high(x), y[1]);
+      for (i32 i = from; i <= n; i++) {
+        x = *(const u32 *)(values + i * s.value_stride);
+        y.x = fma(brought[i], pair_low(x), y.x);
+        y.y = fma(brought[i], pair_high(x), y.y);
+      }
+      y.x = finish(params, job, channel, pair_low(x), pair_low(z), y.x);
+      y.y = finish(params, job, channel + 1, pair_high(x), pair_high(z), y.y);
+      *(u32 *)(job.head->value_ring + (job.item->at * p.state.rows + channel) * 2) = x;
+      put_pair(p.out.dtype, job.head->out + channel * (i32)size_of(p.out.dtype), y.x, y.y);
     }
-    y[0] = finish(params, job, at, pair_low(x), pair_low(z), y[0]);
-    y[1] = finish(params, job, at + 1, pair_high(x), pair_high(z), y[1]);
-    if (!exists) return;
-    *(u32 *)(job.head->value_ring + job.item->at * s.value_stride + 2 * channel) = x;
-    put_pair(p.out.dtype, job.head->out + channel * (i32)size_of(p.out.dtype), y[0], y[1]);
   }
 
   // Several tokens: outputs of the tiles [first, end) of a head, and records of x.
@@ -258,58 +232,30 @@ struct Mamba2 {
   static DEVICE void read_tiles(const Params &params, const Job &job, i32 from, i32 first, i32 end, Lane lane) {
     const Mamba2Params &p = params.family;
     const Pipeline &s = params.pipeline;
-    const State &state = p.state;
-    i32 len = job.item->len, n = job.item->records;
-    float elapsed = elapsed_at(s, job)[from], *sums = sums_at<HIGH>(s);
+    constexpr i32 PARTS = HIGH ? 2 : 3;
+    float elapsed = elapsed_at(s, job)[from], of[2] = {elapsed, elapsed}, y[SINGLE_TILES][4] = {};
+    multiply_tiles<FORMAT, HIGH>(p.state, job, first, end, column_of(s, job, lane), lane, y);
+    add_records<Mamba2, false, PARTS>(s, job, 0, first, end, from, of, lane, y);
+    // Hidden, so that they are not kept in registers from before.
+    i32 len = ptx_hide(job.item->len), n = ptx_hide(job.item->records), rows = p.state.rows;
+    float *sums = sums_at(s);
     float2 decays = *(const float2 *)(decays_at(s, job) + 2 * lane.quad);
-    const char *column = column_of(s, job, lane), *values = values_at(s, job);
-    Brought own;
-    if (HIGH) {
-      bring_records(s, job, 0, from, n, lane);
-      own = brought_by_tokens(s, job, 0, lane);
-    }
-#pragma unroll 1
-    for (i32 tile = first; tile < end; tile++) {
-      i32 row = tile * TILE + lane.group;
-      float y[4];
-      if (HIGH) {
-        const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
-        multiply(low, low + 8 * ROW_BYTES, column, y);
-      } else {
-        multiply_full<FORMAT, 8>(state, job.plane, row, column, lane, y);
-      }
+    Brought<false, PARTS> own = brought_by_tokens<PARTS>(s, job, 0, lane);
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], elapsed);
-      if (HIGH) {
-        add_records(s, job, tile, n, lane, y);
-      } else {
-        add_records_full<false>(s, job, row, from, n, 0, lane, y);
-      }
+    for (i32 i = 0; i < SINGLE_TILES; i++) {
+      if (first + i >= end) break;
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) y[i] = __fmul_rn(y[i], i % 2 == 0 ? decays.x : decays.y);
-      if (HIGH) {
-        add_brought(s, values + n * s.value_stride, tile, len, own, lane, y);
-      } else {
-        const float *weights = own_at(s, job) + 2 * lane.quad * MAX_TOKENS;
-#pragma unroll 1
-        for (i32 t = 0; t < len; t++) {
-          const char *of = values + (n + t) * s.value_stride;
-          float low = value_at<false>(of, row), high = value_at<false>(of, row + 8);
-          y[0] = fma(weights[t], low, y[0]);
-          y[1] = fma(weights[MAX_TOKENS + t], low, y[1]);
-          y[2] = fma(weights[t], high, y[2]);
-          y[3] = fma(weights[MAX_TOKENS + t], high, y[3]);
-        }
-      }
+      for (i32 e = 0; e < 4; e++) y[i][e] = __fmul_rn(y[i][e], e % 2 == 0 ? decays.x : decays.y);
+      add_brought(values_at(s, job) + n * s.value_stride, s.value_stride, first + i, len, own, lane, y[i]);
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) {
-        i32 t = 2 * lane.quad + i % 2, channel = row + i / 2 * 8;
-        if (t < len && channel < state.rows) sums[t * s.sums + channel] = y[i];
+      for (i32 e = 0; e < 4; e++) {
+        i32 t = 2 * lane.quad + e % 2, channel = (first + i) * TILE + lane.group + e / 2 * 8;
+        if (t < len && channel < rows) sums[t * s.sums + channel] = y[i][e];
       }
     }
     __syncwarp();
     // Two neighbouring channels a lane.
-    i32 size = (i32)size_of(p.out.dtype), last = min(end * (i32)TILE, state.rows);
+    i32 size = (i32)size_of(p.out.dtype), last = min(end * (i32)TILE, p.state.rows);
 #pragma unroll 1
     for (i32 t = 0; t < len; t++) {
       i32 at = job.item->at + t;
@@ -318,7 +264,7 @@ struct Mamba2 {
       for (i32 channel = first * TILE + 2 * lane_index(); channel < last; channel += 2 * WARP) {
         float2 y = *(const float2 *)(sums + t * s.sums + channel);
         u32 pair = *(const u32 *)(values_at(s, job) + (n + t) * s.value_stride + 2 * channel);
-        *(u32 *)(job.head->value_ring + (at * state.rows + channel) * 2) = pair;
+        *(u32 *)(job.head->value_ring + (at * p.state.rows + channel) * 2) = pair;
         u32 z = has_z(params) ? *(const u32 *)(job.stage + s.at_z + t * s.value_stride + 2 * channel) : 0;
         y.x = finish(params, job, channel, pair_low(pair), pair_low(z), y.x);
         y.y = finish(params, job, channel + 1, pair_high(pair), pair_high(z), y.y);

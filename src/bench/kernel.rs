@@ -212,7 +212,7 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
         "rows": all, "accuracy_tokens": n_tokens, "hidden": options.hidden,
         "tuning": options.tuning.map(|t| json!({
             "blocks": t.blocks, "producers": t.producers, "consumers": t.consumers, "folders": t.folders,
-            "heads_per_item": t.heads_per_item, "items_of_two": t.items_of_two, "items_of_four": t.items_of_four,
+            "plane_bytes": t.plane_bytes, "keys": t.keys, "heads_per_item": t.heads_per_item, "items_of_two": t.items_of_two, "items_of_four": t.items_of_four,
         })),
         "bookkeeping": bookkeeping.map(|b| json!({
             "batch": b.batch, "layers": b.layers, "commit_us": b.commit, "snapshot_us": b.snapshot, "kernel_us": b.kernel,

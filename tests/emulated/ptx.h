@@ -10,6 +10,9 @@ inline void ptx_prefetch(const char *at) { (void)*(const volatile char *)at; }
 
 inline int ptx_hide(int x) { return x; }
 
+inline void ptx_scale(float &v, float f) { v = v * f; }
+inline void ptx_scale_and_add(float &v, float f) { v = __builtin_fmaf(v, f, v); }
+
 // Nearest binary16, ties to even; a NaN becomes one of them.
 inline unsigned short ptx_to_f16(float x) {
   unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
@@ -47,9 +50,13 @@ struct EmulatedBarrier {
 };
 static_assert(sizeof(EmulatedBarrier) == sizeof(unsigned long long), "in place of a barrier");
 
-inline EmulatedBarrier &emulated_barrier(unsigned long long *at) { return *(EmulatedBarrier *)at; }
+// An address in shared memory.
+typedef char *SharedAt;
+inline SharedAt ptx_shared(const void *at) { return (SharedAt)(unsigned long long)at; }
 
-inline void emulated_arrive(unsigned long long *at, int arrivals, int bytes) {
+inline EmulatedBarrier &emulated_barrier(SharedAt at) { return *(EmulatedBarrier *)at; }
+
+inline void emulated_arrive(SharedAt at, int arrivals, int bytes) {
   EmulatedBarrier &b = emulated_barrier(at);
   b.missing = (unsigned short)(b.missing - arrivals);
   b.bytes += bytes;
@@ -59,29 +66,32 @@ inline void emulated_arrive(unsigned long long *at, int arrivals, int bytes) {
   }
 }
 
-inline void ptx_barrier_init(unsigned long long *at, unsigned count) {
+inline void ptx_barrier_init(SharedAt at, unsigned count) {
   emulated_barrier(at) = EmulatedBarrier{0, (unsigned short)count, (unsigned short)(count << 1)};
 }
 
 inline void ptx_barrier_init_fence() {}
-inline void ptx_barrier_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
-inline void ptx_barrier_arrive_expect(unsigned long long *at, unsigned bytes) { emulated_arrive(at, 1, (int)bytes); }
+inline void ptx_barrier_arrive(SharedAt at) { emulated_arrive(at, 1, 0); }
+inline void ptx_barrier_arrive_for(SharedAt at, unsigned count) { emulated_arrive(at, (int)count, 0); }
+inline void ptx_barrier_arrive_expect(SharedAt at, unsigned bytes) { emulated_arrive(at, 1, (int)bytes); }
 
 // All lanes of a warp wait together, here.
-inline void ptx_barrier_wait(unsigned long long *at, unsigned parity, CALLER) {
+inline void ptx_barrier_wait(SharedAt at, unsigned parity, CALLER) {
   do emulated::wait_for_warp(~0u, 0, SITE);
   while ((emulated_barrier(at).count_and_phase & 1u) == parity);
 }
 
-inline void ptx_counter_set(unsigned *counter, unsigned to) { *counter = to; }
+inline void ptx_counter_set(SharedAt counter, unsigned to) { *(unsigned *)counter = to; }
 
 // All lanes of a warp wait together, here, too.
-inline void ptx_counter_wait(const unsigned *counter, unsigned at_least, CALLER) {
+inline void ptx_counter_wait(SharedAt counter, unsigned at_least, CALLER) {
   do emulated::wait_for_warp(~0u, 0, SITE);
-  while (*counter < at_least);
+  while (*(unsigned *)counter < at_least);
 }
 
-inline void ptx_bulk_copy(void *to, const void *from, unsigned bytes, unsigned long long *at, CALLER) {
+inline bool ptx_barrier_test(SharedAt at, unsigned parity) { return (emulated_barrier(at).count_and_phase & 1u) != parity; }
+
+inline void ptx_bulk_copy(SharedAt to, const void *from, unsigned bytes, SharedAt at, CALLER) {
   if ((unsigned long long)to % 16 || (unsigned long long)from % 16 || bytes % 16) emulated::fail("a bulk copy that is not aligned", SITE);
   __builtin_memcpy(to, from, bytes);
   emulated_arrive(at, 0, -(int)bytes);
@@ -92,17 +102,22 @@ inline void ptx_bulk_prefetch(const void *from, unsigned bytes, CALLER) {
   for (unsigned i = 0; i < bytes; i += 16) ptx_prefetch((const char *)from + i);
 }
 
-inline void ptx_copy8(void *to, const void *from, CALLER) {
+inline void ptx_copy16(SharedAt to, const void *from, CALLER) {
+  if ((unsigned long long)to % 16 || (unsigned long long)from % 16) emulated::fail("a copy of sixteen bytes that is not aligned", SITE);
+  __builtin_memcpy(to, from, 16);
+}
+
+inline void ptx_copy8(SharedAt to, const void *from, CALLER) {
   if ((unsigned long long)to % 8 || (unsigned long long)from % 8) emulated::fail("a copy of eight bytes that is not aligned", SITE);
   __builtin_memcpy(to, from, 8);
 }
 
-inline void ptx_copy4(void *to, const void *from, CALLER) {
+inline void ptx_copy4(SharedAt to, const void *from, CALLER) {
   if ((unsigned long long)to % 4 || (unsigned long long)from % 4) emulated::fail("a copy of four bytes that is not aligned", SITE);
   __builtin_memcpy(to, from, 4);
 }
 
-inline void ptx_copies_arrive(unsigned long long *at) { emulated_arrive(at, 1, 0); }
+inline void ptx_copies_arrive(SharedAt at) { emulated_arrive(at, 1, 0); }
 
 // ---- Tensor cores ----
 

@@ -32,7 +32,7 @@ const FOLD_STRIDE: i32 = 18;
 /// Warps of a block at most: two blocks of half as many fit a multiprocessor.
 const MAX_WARPS: i32 = 16;
 /// Shared memory that a block takes beside what the launch asks for, and what the device keeps for itself.
-const FIXED_BYTES: i32 = 96 << 7;
+const FIXED_BYTES: i32 = 97 << 7;
 
 /// The next multiple.
 const fn up(value: i32, to: i32) -> i32 {
@@ -145,7 +145,9 @@ impl Shape {
 
     /// Bytes of the products of an item's keys with its queries; or the log decays of its tokens, and the biases that they are made with.
     fn product_bytes(&self, products: i32) -> i32 {
-        if self.kda { (self.tokens + 1) * COLUMNS * 4 } else { self.columns * products * 4 }
+        // A lane of a product has two columns.
+        let columns = if self.tokens == 1 { 2 } else { self.columns };
+        if self.kda { (self.tokens + 1) * COLUMNS * 4 } else { columns * products * 4 }
     }
 
     /// Bytes of a record that folders have decoded: its key, and where decays are per column factors and a bit for each.
@@ -176,6 +178,10 @@ pub struct Tuning {
     pub consumers: i32,
     /// Folders that a multiprocessor is to hold, at most.
     pub folders: i32,
+    /// Bytes of planes that are enough for a block, if there can be as many places for keys with them.
+    pub plane_bytes: i32,
+    /// See `plane_bytes`.
+    pub keys: i32,
     /// Heads of an item at most.
     pub heads_per_item: i32,
     /// Items of two heads that a block is to have at least: otherwise items are of one. Where folds are long, `LONG_FOLDS` times as many.
@@ -190,11 +196,13 @@ const SM_90: Tuning = Tuning {
     producers: 2,
     consumers: 8,
     folders: 8,
+    plane_bytes: 128 << 10,
+    keys: 4,
     heads_per_item: MAX_HEADS,
     items_of_two: 4,
     items_of_four: 16,
 };
-const SM_90_SEVERAL: Tuning = Tuning { items_of_two: 8, items_of_four: 8, ..SM_90 };
+const SM_90_SEVERAL: Tuning = Tuning { consumers: 6, items_of_two: 8, items_of_four: 8, ..SM_90 };
 
 /// A step of one token of a head with more channels than this, half of whose checkpoint is read, takes much longer where it folds: items are small for
 /// longer, so that blocks have equally many that do.
@@ -206,8 +214,8 @@ const PLANES: i32 = 4;
 const SHARED_PLANES: i32 = 3;
 
 /// Consumers that are at what follows a checkpoint, while others are at one: more than these wait (GDN with four checkpoints under way, SPLIT32 HIGH,
-/// batch 256: eight consumers and four folders 295 us, six and seven 253).
-const WAITING: i32 = 2;
+/// batch 256: six consumers and six folders 248 us, five and seven 229).
+const WAITING: i32 = 1;
 
 /// Architectures that were measured, for steps of one token and of several.
 const MEASURED: [(u32, [Tuning; 2]); 1] = [(90, [SM_90, SM_90_SEVERAL])];
@@ -252,13 +260,15 @@ impl Tuning {
                 "producers" => &mut tuning.producers,
                 "consumers" => &mut tuning.consumers,
                 "folders" => &mut tuning.folders,
+                "plane-bytes" => &mut tuning.plane_bytes,
+                "keys" => &mut tuning.keys,
                 "heads-per-item" => &mut tuning.heads_per_item,
                 "items-of-two" => &mut tuning.items_of_two,
                 "items-of-four" => &mut tuning.items_of_four,
                 _ => {
                     return Err(format!(
-                        "{name} is unknown; expected blocks, producers, consumers, folders, heads-per-item, items-of-two or \
-                         items-of-four"
+                        "{name} is unknown; expected blocks, producers, consumers, folders, plane-bytes, keys, heads-per-item, \
+                         items-of-two or items-of-four"
                     ));
                 }
             };
@@ -276,6 +286,8 @@ impl Tuning {
         within("producers", self.producers, 1, 2)?;
         within("consumers", self.consumers, self.blocks, MAX_STAGES)?;
         within("folders", self.folders, LEAST_FOLDERS, MAX_WARPS)?;
+        within("plane-bytes", self.plane_bytes, 0, 1 << 18)?;
+        within("keys", self.keys, 2, MAX_KEYS)?;
         within("items-of-two", self.items_of_two, 0, 1 << 16)?;
         within("items-of-four", self.items_of_four, 0, 1 << 16)?;
         // Halves of it are tried.
@@ -337,18 +349,16 @@ impl Choice {
         let wide_bytes = up(shape.history * shape.wide_bytes(), 16);
         let unit_bytes = FOLD_RECORDS * FOLD_STRIDE * 4;
 
-        // Neighbouring columns of sums, of which a lane writes two, have no bank in common. In front of them is what records bring to columns,
-        // 16 bytes a lane for 16 records.
-        let sums = shape.channels + 4;
-        let brought = if !is_single && shape.value_bytes == 2 { history / TILE * WARP * 16 } else { 0 };
-        let sum_columns = if is_single { 0 } else { shape.sum_columns + (brought + sums * 4 - 1) / (sums * 4) };
+        // Neighbouring columns of sums, of which a lane writes two, have no bank in common.
+        let sums = up(shape.channels, TILE) + 4;
+        let sum_columns = if is_single { shape.single_columns } else { shape.sum_columns };
         let sums_bytes = |consumers: i32| up(consumers * sum_columns * sums * 4, 128);
         // What stands behind the last item's keys; tiles of these are read whole, whatever that is.
         let behind_keys = |consumers: i32, folders: i32| {
             (gates_bytes + sums_bytes(consumers) + wide_bytes + folders * unit_bytes)
                 .max(history * ROW_BYTES - key_bytes)
         };
-        let fit = |blocks: i32, consumers: i32, folders: i32, heads_per_item: i32| {
+        let fit = |blocks: i32, consumers: i32, folders: i32| {
             let bytes = ((device.shared_bytes + FIXED_BYTES) / blocks - FIXED_BYTES).min(device.shared_bytes)
                 - behind_keys(consumers, folders);
             // Of one token a checkpoint is read before anything else: there is more space for the rest, of which each consumer has as many places.
@@ -357,20 +367,17 @@ impl Choice {
                 let most = if is_single { stages.min(MAX_PLANES) } else { stages };
                 if is_single || planes >= stages { planes.min(most) } else { 0 }
             };
-            // Those of the heads at work, and of the item behind them.
-            let keys = |stages: i32| (up(stages, heads_per_item) / heads_per_item + 2).clamp(2, MAX_KEYS);
-            // Where items are of one head whatever the batch, each head at work has a place for keys.
-            let fewest = |stages: i32| if shape.kda { stages.clamp(2, MAX_KEYS) } else { 2 };
+            // Several places for keys, whose heads are at work or on their way: with two of them producers wait most of the time. More planes than
+            // enough are worth less than these.
+            let enough = (tuning.plane_bytes / plane_stride).clamp(2, MAX_PLANES);
             [2, 1]
                 .into_iter()
                 .map(|each| each * consumers)
                 .filter(|&stages| stages <= MAX_STAGES)
-                .flat_map(|stages| [keys(stages), fewest(stages)].map(|keys| (stages, keys)))
+                .flat_map(|stages| (2..=MAX_KEYS).map(move |keys| (stages, keys)))
                 .map(|(stages, keys)| (planes(stages, keys), stages, keys))
-                // The more planes the better, then as above.
-                .rev()
-                .max_by_key(|&(planes, ..)| planes)
                 .filter(|&(planes, ..)| planes > 0)
+                .max_by_key(|&(planes, stages, keys)| (planes.min(enough), keys.min(tuning.keys), stages, planes))
         };
         // Several items for each block, so that it need not wait for the first bytes of more than one.
         let resident = i64::from(device.multiprocessors * tuning.blocks);
@@ -393,7 +400,7 @@ impl Choice {
                 let choose = |enough: i32, consumers: i32, producers: i32| {
                     let others = (tuning.folders / blocks).min(warps - producers - consumers);
                     (least..=others).rev().find_map(|folders| {
-                        let places = fit(blocks, consumers, folders, heads_per_item)?;
+                        let places = fit(blocks, consumers, folders)?;
                         let (planes, stages, keys) = places;
                         // Planes, stages and places of keys of one producer are never another's.
                         let is_even = [planes, stages].iter().all(|n| n % (2 * heads_per_item) == 0) && keys % 2 == 0;
@@ -628,6 +635,7 @@ mod tests {
             };
             // Of decays per column: logs of records and of tokens, biases, factors and a word of bits for 32 of them; two parts of k and q.
             let [gates, token_gates, factors, parts] = match (shape.kda, shape.tokens) {
+                (false, 1) => [records * 8, 2 * p.products * 4, 0, 0],
                 (false, _) => [records * 8, shape.columns * p.products * 4, 0, 0],
                 (true, 1) => [staged, 2, staged, shape.element_bytes].map(|rows| rows * COLUMNS * 4),
                 (true, _) => [staged, shape.tokens + 1, staged, MAX_COLUMNS].map(|rows| rows * COLUMNS * 4),
@@ -656,17 +664,16 @@ mod tests {
                 p.key_bytes,
             );
             let columns = match (is_delta, shape.tokens) {
-                (_, 1) => 0,
+                (true, 1) => 2,
                 (true, 2..=4) => MAX_COLUMNS,
                 (true, _) => 2 * MAX_COLUMNS,
                 (false, tokens) => tokens,
             };
-            // What records bring, of HIGH, lies with the sums.
-            let parts = if shape.tokens > 1 && shape.value_bytes == 2 { p.history / TILE * WARP * 16 } else { 0 };
-            assert!(p.sum_columns * p.sums * 4 >= columns * p.sums * 4 + parts);
+            assert!(p.sum_columns >= columns);
             // Tiles of keys are read whole.
             assert!(p.at_keys + (p.keys - 1) * p.key_bytes + p.history * ROW_BYTES <= choice.shared_bytes as i32);
-            assert!(p.sums >= shape.channels && p.sums % 4 == 0);
+            // Tiles of sums are written whole.
+            assert!(p.sums >= up(shape.channels, TILE) && p.sums % 4 == 0);
             in_order(
                 "a block",
                 &[
@@ -736,7 +743,7 @@ mod tests {
         let families = FAMILIES;
         let [nemotron_4b, nemotron_120b, qwen_122b, kimi] = [0, 1, 5, 6].map(|i| &families[i]);
         for (name, family, way, rows, tokens, window, device, wanted) in [
-            ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, ([132, 512, 218368], [8, 16, 4], [2, 8, 4], 4)),
+            ("120B, batch 256", nemotron_120b, split, 256, 1, 16, h, ([132, 512, 216960], [8, 16, 4], [2, 8, 4], 4)),
             (
                 "120B, batch 256, F32 FULL",
                 nemotron_120b,
@@ -745,9 +752,9 @@ mod tests {
                 1,
                 16,
                 h,
-                ([132, 512, 218368], [5, 7, 2], [1, 7, 6], 4),
+                ([132, 512, 208512], [4, 10, 4], [1, 5, 8], 4),
             ),
-            ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, ([128, 512, 218368], [8, 16, 4], [2, 8, 4], 1)),
+            ("120B, batch 1", nemotron_120b, split, 1, 1, 16, h, ([128, 512, 216960], [8, 16, 4], [2, 8, 4], 1)),
             (
                 "4B, batch 32, four tokens",
                 nemotron_4b,
@@ -756,7 +763,7 @@ mod tests {
                 4,
                 32,
                 h,
-                ([132, 512, 215424], [5, 5, 2], [1, 5, 8], 2),
+                ([132, 512, 219136], [5, 5, 3], [1, 5, 8], 2),
             ),
             (
                 "122B, batch 128, four tokens",
@@ -766,12 +773,12 @@ mod tests {
                 4,
                 32,
                 h,
-                ([132, 448, 210304], [3, 3, 2], [1, 3, 8], 4),
+                ([132, 448, 217600], [3, 3, 3], [1, 3, 8], 4),
             ),
-            ("122B, batch 256", qwen_122b, split, 256, 1, 16, h, ([132, 512, 211712], [4, 6, 4], [1, 6, 7], 4)),
-            ("120B, batch 64", nemotron_120b, split, 64, 1, 16, h, ([132, 512, 218368], [8, 16, 4], [2, 8, 4], 2)),
-            ("122B, batch 64", qwen_122b, split, 64, 1, 16, h, ([132, 512, 209408], [4, 6, 4], [2, 6, 6], 1)),
-            ("48B of Kimi, batch 256", kimi, split, 256, 1, 16, h, ([132, 416, 221184], [3, 5, 4], [1, 5, 5], 1)),
+            ("122B, batch 256", qwen_122b, split, 256, 1, 16, h, ([132, 512, 210560], [4, 5, 4], [1, 5, 8], 4)),
+            ("120B, batch 64", nemotron_120b, split, 64, 1, 16, h, ([132, 512, 216960], [8, 16, 4], [2, 8, 4], 2)),
+            ("122B, batch 64", qwen_122b, split, 64, 1, 16, h, ([132, 512, 210560], [4, 5, 4], [1, 5, 8], 1)),
+            ("48B of Kimi, batch 256", kimi, split, 256, 1, 16, h, ([132, 480, 218240], [3, 4, 4], [1, 4, 8], 1)),
             (
                 "120B, batch 256, a smaller device",
                 nemotron_120b,
@@ -780,7 +787,7 @@ mod tests {
                 1,
                 16,
                 b,
-                ([84, 352, 90112], [3, 3, 2], [1, 3, 5], 4),
+                ([84, 352, 89984], [3, 4, 2], [1, 4, 4], 4),
             ),
         ] {
             let c = choice(family, way, rows, tokens, window, &device).unwrap();
@@ -853,12 +860,14 @@ mod tests {
     #[cfg(feature = "bench")]
     #[test]
     fn a_tuning_that_is_tried_out_is_checked() {
-        let text = "blocks=1,producers=1,consumers=6,folders=5,heads-per-item=2,items-of-two=3,items-of-four=4";
+        let text = "blocks=1,producers=1,consumers=6,folders=5,plane-bytes=65536,keys=3,heads-per-item=2,items-of-two=3,items-of-four=4";
         let tuning = Tuning {
             blocks: 1,
             producers: 1,
             consumers: 6,
             folders: 5,
+            plane_bytes: 1 << 16,
+            keys: 3,
             heads_per_item: 2,
             items_of_two: 3,
             items_of_four: 4,
@@ -870,12 +879,14 @@ mod tests {
             ("blocks=many", "blocks is many; expected a whole number"),
             (
                 "warps=4",
-                "warps is unknown; expected blocks, producers, consumers, folders, heads-per-item, items-of-two or items-of-four",
+                "warps is unknown; expected blocks, producers, consumers, folders, plane-bytes, keys, heads-per-item, items-of-two or items-of-four",
             ),
             ("blocks=3", "blocks is 3; expected a whole number from 1 to 2"),
             ("producers=3", "producers is 3; expected a whole number from 1 to 2"),
             ("blocks=2,consumers=1", "consumers is 1; expected a whole number from 2 to 16"),
             ("folders=3", "folders is 3; expected a whole number from 4 to 16"),
+            ("plane-bytes=-1", "plane-bytes is -1; expected a whole number from 0 to 262144"),
+            ("keys=5", "keys is 5; expected a whole number from 2 to 4"),
             ("heads-per-item=3", "heads-per-item is 3; expected 1, 2 or 4"),
             ("items-of-two=-1", "items-of-two is -1; expected a whole number from 0 to 65536"),
         ] {

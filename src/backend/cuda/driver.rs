@@ -759,7 +759,8 @@ impl Kernel {
         // SAFETY: a live kernel; the out-parameter is a local.
         let status = unsafe { (driver.cuKernelGetAttribute)(&mut fixed, attribute, handle, ordinal) };
         driver.check(status, "cuKernelGetAttribute")?;
-        kernel.shared_limit = device.shared_bytes.saturating_sub(fixed as u32);
+        // What a launch asks for begins at a multiple of 128 bytes.
+        kernel.shared_limit = device.shared_bytes.saturating_sub(fixed as u32) / 128 * 128;
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a live kernel.
         let status = unsafe { (driver.cuKernelSetAttribute)(attribute, kernel.shared_limit as i32, handle, ordinal) };
