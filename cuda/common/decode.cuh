@@ -47,6 +47,9 @@ enum : i32 {
 
 enum : i32 { ITEMS = INSTANCE_SINGLE ? ITEMS_OF_SINGLE : ITEMS_OF_SEVERAL };
 
+// Tiles that are read at a time in steps of several tokens: of FULL there are not registers for more on every architecture.
+enum : i32 { SEVERAL_TILES = !INSTANCE_HIGH ? 1 : __CUDA_ARCH__ >= 1200 ? 2 : 4 };
+
 // Copies of the token of a step of one.
 enum : i32 { SINGLE_COPIES = 2 };
 
@@ -433,7 +436,8 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
     if (lane == 0) ptx_barrier_arrive_expect(full, (u32)((n + 2 * len) * ROW_BYTES));
     __syncwarp();
     bool is_key = t < len;
-    i32 i = is_key ? t : t - len, place = lane == 0 ? 0 : lane == 1 ? before * ROW_BYTES : is_key ? (n + i) * ROW_BYTES : s.at_queries + i * ROW_BYTES;
+    i32 i = is_key ? t : t - len, place = is_key ? (n + i) * ROW_BYTES : s.at_queries + i * ROW_BYTES;
+    if (lane < 2) place = lane * before * ROW_BYTES;
     const char *from = lane == 0   ? item.key_ring + item.first * ROW_BYTES
                        : lane == 1 ? item.key_ring
                        : is_key    ? item.key + i * Family::key_bytes(params)
@@ -764,13 +768,13 @@ DEVICE void add_brought(const char *values, i32 stride, i32 tile, i32 n, const B
   }
 }
 
-// Products of up to SINGLE_TILES tiles from first on with the columns of which a lane has one.
+// Products of up to SEVERAL_TILES tiles from first on with the columns of which a lane has one.
 template <i32 FORMAT, bool HIGH>
-DEVICE void multiply_tiles(const State &s, const Job &job, i32 first, i32 end, const char *column, Lane lane, float (&y)[SINGLE_TILES][4]) {
+DEVICE void multiply_tiles(const State &s, const Job &job, i32 first, i32 end, const char *column, Lane lane, float (&y)[SEVERAL_TILES][4]) {
   uint4 columns[BLOCKS];
   if (HIGH) load_blocks(column, columns);
 #pragma unroll 1
-  for (i32 t = 0; t < SINGLE_TILES; t++) {
+  for (i32 t = 0; t < SEVERAL_TILES; t++) {
     if (first + t >= end) break;
     i32 row = (first + t) * TILE + lane.group;
     float sums[4];
@@ -781,27 +785,27 @@ DEVICE void multiply_tiles(const State &s, const Job &job, i32 first, i32 end, c
       multiply_full<FORMAT>(s, job.plane, row, column, lane, sums);
     }
 #pragma unroll
-    for (i32 of = 0; of < SINGLE_TILES; of++)
+    for (i32 of = 0; of < SEVERAL_TILES; of++)
 #pragma unroll
       for (i32 i = 0; i < 4; i++) y[of][i] = of == t ? sums[i] : y[of][i];
   }
 }
 
-// Of up to SINGLE_TILES tiles from first on: y, the checkpoint's products with the columns of a pass, by factors of a lane's two columns; and what records
-// [from, n) bring.
+// Of up to SEVERAL_TILES tiles from first on: y, the checkpoint's products with the columns of a pass, by factors of a lane's two columns; and what
+// records [from, n) bring.
 template <class Family, bool IS_F32, i32 PARTS>
 DEVICE void add_records(const Pipeline &s, const Job &job, i32 pass, i32 first, i32 end, i32 from, const float (&of)[2], Lane lane,
-                        float (&y)[SINGLE_TILES][4]) {
+                        float (&y)[SEVERAL_TILES][4]) {
   i32 n = job.item->records;
 #pragma unroll
-  for (i32 t = 0; t < SINGLE_TILES; t++)
+  for (i32 t = 0; t < SEVERAL_TILES; t++)
 #pragma unroll
     for (i32 i = 0; i < 4; i++) y[t][i] = __fmul_rn(y[t][i], of[i % 2]);
 #pragma unroll 1
   for (i32 i = from / TILE * TILE; i < n; i += TILE) {
     Brought<IS_F32, PARTS> brought = brought_by_records<Family, IS_F32, PARTS>(s, job, pass, i, from, n, lane);
 #pragma unroll
-    for (i32 t = 0; t < SINGLE_TILES; t++)
+    for (i32 t = 0; t < SEVERAL_TILES; t++)
       if (first + t < end) add_brought(values_at(s, job) + i * s.value_stride, s.value_stride, first + t, n - i, brought, lane, y[t]);
   }
 }
@@ -858,10 +862,11 @@ DEVICE void put_pairs(const Pipeline &s, i32 tiles, i32 first, Lane lane, const 
   for (i32 c = 0; c < C; c++) *(float2 *)(sums_at(s) + c * s.sums + tile * TILE + 2 * lane.group) = make_float2(of[c], of[C + c]);
 }
 
-// Products of rows 2 lane.group and the next one of four tiles, from first on, with C columns in fp32; of lane.quad's tile: [row][column]. columns: the lane's
-// own eight values of each, of the first block.
+// Products of rows 2 lane.group and the next one of four tiles, from first on, with C columns in fp32; of lane.quad's tile: [row][column]. columns:
+// the lane's own eight values of each, of the first block.
 template <i32 FORMAT, i32 C>
-DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32 first, const char *const (&columns)[C], SharedAt half_empty, Lane lane) {
+DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32 first, const char *const (&columns)[C], SharedAt half_empty,
+                      Lane lane) {
   // Rows next to each other begin in the same bank: every other one takes halves of eight elements in another order.
   i32 swap = FORMAT == FORMAT_F32 ? (lane.group & 1) * 4 : 0;
   float sums[SINGLE_TILES][2 * C] = {};
@@ -918,8 +923,8 @@ DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32
 
 // The same of a checkpoint of 16-bit values, by tensor cores.
 //
-// Rows next to each other begin in the same bank, so that a row goes through its chunks of 16 bytes in an order of its own, and a column of the product
-// in the same one: each row has its product in the column of its order. With one column eight orders, with two four of both.
+// Rows next to each other begin in the same bank, so that a row goes through its chunks of 16 bytes in an order of its own, and a column of the
+// product in the same one: each row has its product in the column of its order. With one column eight orders, with two four of both.
 template <i32 C>
 DEVICE void read_high(const Pipeline &s, i32 tiles, const Job &job, i32 first, const char *const (&columns)[C]) {
   constexpr i32 ORDERS = 8 / C, STEPS = COLUMNS / 16;
@@ -961,7 +966,10 @@ DEVICE void consume_single(const typename Family::Params &params, const Job &job
 #pragma unroll 1
   for (i32 first = 0; first < params.family.state.tiles; first += SINGLE_TILES)
     Family::template read_plane<FORMAT, HIGH>(params, job, first, plane_empty[0], lane);
-  bool has_halves = FORMAT == FORMAT_F32 && !HIGH, is_half_free = has_halves && !Family::WEIGHS_FIRST && first_half(params.family.state) < params.family.state.rows;
+  const State &state = params.family.state;
+  bool has_halves = FORMAT == FORMAT_F32 && !HIGH;
+  // Which readout of rows has freed, if there are others behind it.
+  bool is_half_free = has_halves && !Family::WEIGHS_FIRST && first_half(state) < state.rows;
   if (!is_half_free) free_place(plane_empty[0]);
   if (has_halves) free_place(plane_empty[1]);
   if (!Family::WEIGHS_FIRST) {
@@ -977,7 +985,7 @@ template <class Family, i32 FORMAT, bool HIGH>
 DEVICE void consume_several(const typename Family::Params &params, const Job &job, const SharedAt (&plane_empty)[2], SharedAt empty, Lane lane) {
   Family::template weigh_head<false>(params, job);
   __syncwarp();
-  i32 tiles = params.family.state.tiles, step = job.head->kind == ODD ? 1 : (i32)SINGLE_TILES;
+  i32 tiles = params.family.state.tiles, step = job.head->kind == ODD ? 1 : (i32)SEVERAL_TILES;
 #pragma unroll 1
   for (i32 tile = 0; tile < tiles; tile += step)
     Family::template read_tiles<FORMAT, HIGH>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, min(tile + step, tiles), lane);

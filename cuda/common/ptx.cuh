@@ -82,11 +82,6 @@ DEVICE void ptx_barrier_init_fence() { asm volatile("fence.mbarrier_init.release
 
 DEVICE void ptx_barrier_arrive(SharedAt barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 
-// Arrives count times.
-DEVICE void ptx_barrier_arrive_for(SharedAt barrier, u32 count) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
 // Arrives, and announces bytes that copies will bring.
 DEVICE void ptx_barrier_arrive_expect(SharedAt barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -103,21 +98,6 @@ DEVICE void ptx_barrier_wait(SharedAt barrier, u32 parity) {
       "}" ::"r"(barrier),
       "r"(parity)
       : "memory");
-}
-
-// Whether it has ended.
-DEVICE bool ptx_barrier_test(SharedAt barrier, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
 }
 
 // A counter in shared memory: set by one thread after what it has seen, and waited for before what depends on that.
@@ -149,11 +129,6 @@ DEVICE void ptx_copy4(SharedAt to, const void *from) {
 
 DEVICE void ptx_copy8(SharedAt to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
-}
-
-// The same of sixteen, past L1.
-DEVICE void ptx_copy16(SharedAt to, const void *from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Arrives at a barrier once this thread's small copies have; it is one of the barrier's count.

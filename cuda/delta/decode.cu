@@ -17,7 +17,16 @@ template <i32 FORMAT_, bool HIGH_, bool IS_KDA>
 struct Delta {
   typedef DeltaDecodeParams Params;
   // u is as precise as the readout.
-  enum : i32 { VALUE_BYTES = HIGH_ ? 2 : 4, WIDE = COLUMNS, FOLD_HALVES = 1, IS_SCALED = 0, SINGLE_COLUMNS = 2, WEIGHS_FIRST = IS_KDA, HAS_LOGS = IS_KDA, FEW = MAX_COLUMNS / 2 };
+  enum : i32 {
+    VALUE_BYTES = HIGH_ ? 2 : 4,
+    WIDE = COLUMNS,
+    FOLD_HALVES = 1,
+    IS_SCALED = 0,
+    SINGLE_COLUMNS = 2,
+    WEIGHS_FIRST = IS_KDA,
+    HAS_LOGS = IS_KDA,
+    FEW = MAX_COLUMNS / 2,
+  };
 
   static DEVICE i32 record_bytes(const Params &p) { return p.family.state.rows * VALUE_BYTES; }
   static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * 2; }
@@ -398,7 +407,7 @@ struct Delta {
 #pragma unroll 1
     for (i32 pass = 0; pass < passes; pass++) {
       i32 c = pass * MAX_COLUMNS + 2 * lane.quad;
-      float of[2], decays[2], y[SINGLE_TILES][4] = {};
+      float of[2], decays[2], y[SEVERAL_TILES][4] = {};
 #pragma unroll
       for (i32 i = 0; i < 2; i++) {
         of[i] = elapsed * column_norm<false>(s, job, c + i);
@@ -407,7 +416,7 @@ struct Delta {
       multiply_tiles<FORMAT, HIGH_>(params.family.state, job, first, end, column_of<false>(s, job, pass, lane), lane, y);
       add_records<Delta, !HIGH_, 2>(s, job, pass, first, end, from, of, lane, y);
 #pragma unroll
-      for (i32 i = 0; i < SINGLE_TILES; i++)
+      for (i32 i = 0; i < SEVERAL_TILES; i++)
 #pragma unroll
         for (i32 e = 0; e < 4; e++) y[i][e] *= decays[e % 2];
       put_sums(params, sums + c * s.sums, first, end, lane, y);
@@ -416,9 +425,9 @@ struct Delta {
   }
 
   // Leaves the sums of two columns.
-  static DEVICE void put_sums(const Params &p, float *to, i32 first, i32 end, Lane lane, const float (&y)[SINGLE_TILES][4]) {
+  static DEVICE void put_sums(const Params &p, float *to, i32 first, i32 end, Lane lane, const float (&y)[SEVERAL_TILES][4]) {
 #pragma unroll
-    for (i32 i = 0; i < SINGLE_TILES; i++)
+    for (i32 i = 0; i < SEVERAL_TILES; i++)
 #pragma unroll
       for (i32 e = 0; e < 4; e++) {
         i32 channel = (first + i) * TILE + lane.group + e / 2 * 8;

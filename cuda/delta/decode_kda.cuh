@@ -480,23 +480,23 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     if (job.head->kind == ODD) put_columns_from<false>(s, job, from);
     __syncwarp();
     i32 c = 2 * lane.quad;
-    float of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)}, y[SINGLE_TILES][4] = {};
+    float of[2] = {Base::template column_norm<false>(s, job, c), Base::template column_norm<false>(s, job, c + 1)}, y[SEVERAL_TILES][4] = {};
     const char *column = part_at<false>(s, job, lane.group) + 8 * lane.quad * (PART_BYTES / COLUMNS);
     if constexpr (HIGH_) {
       uint4 pairs[2][BLOCKS];
       load_blocks(column, pairs[0]);
       load_blocks(column + MAX_COLUMNS * PART_BYTES, pairs[1]);
 #pragma unroll
-      for (i32 t = 0; t < SINGLE_TILES; t++)
+      for (i32 t = 0; t < SEVERAL_TILES; t++)
         if (first + t < end) multiply_pairs(job, (first + t) * TILE + lane.group, pairs, lane, y[t]);
     } else {
 #pragma unroll 1
-      for (i32 t = 0; t < SINGLE_TILES; t++) {
+      for (i32 t = 0; t < SEVERAL_TILES; t++) {
         if (first + t >= end) break;
         float sums[4];
         multiply_columns<FORMAT, 8, false>(params.family.state, job.plane, (first + t) * TILE + lane.group, column, lane, sums);
 #pragma unroll
-        for (i32 k = 0; k < SINGLE_TILES; k++)
+        for (i32 k = 0; k < SEVERAL_TILES; k++)
 #pragma unroll
           for (i32 i = 0; i < 4; i++) y[k][i] = k == t ? sums[i] : y[k][i];
       }

@@ -12,8 +12,16 @@ namespace decode {
 template <i32 FORMAT_>
 struct Mamba2 {
   typedef Mamba2DecodeParams Params;
-  // Of a fp32 checkpoint, and beside several tokens of FULL, a whole tile would need more registers than there are.
-  enum : i32 { VALUE_BYTES = 2, WIDE = COLUMNS, FOLD_HALVES = FORMAT_ == FORMAT_F32 || !(INSTANCE_HIGH || INSTANCE_SINGLE) ? 1 : 2, IS_SCALED = 1, SINGLE_COLUMNS = 1, WEIGHS_FIRST = 0, HAS_LOGS = 0 };
+  // Of a fp32 checkpoint, and on sm_120, a whole tile would need more registers than there are.
+  enum : i32 {
+    VALUE_BYTES = 2,
+    WIDE = COLUMNS,
+    FOLD_HALVES = FORMAT_ == FORMAT_F32 || __CUDA_ARCH__ >= 1200 ? 1 : 2,
+    IS_SCALED = 1,
+    SINGLE_COLUMNS = 1,
+    WEIGHS_FIRST = 0,
+    HAS_LOGS = 0,
+  };
 
   static DEVICE bool has_z(const Params &p) { return p.family.z.data != nullptr; }
   static DEVICE i32 record_bytes(const Params &p) { return p.family.state.rows * VALUE_BYTES; }
@@ -233,7 +241,7 @@ struct Mamba2 {
     const Mamba2Params &p = params.family;
     const Pipeline &s = params.pipeline;
     constexpr i32 PARTS = HIGH ? 2 : 3;
-    float elapsed = elapsed_at(s, job)[from], of[2] = {elapsed, elapsed}, y[SINGLE_TILES][4] = {};
+    float elapsed = elapsed_at(s, job)[from], of[2] = {elapsed, elapsed}, y[SEVERAL_TILES][4] = {};
     multiply_tiles<FORMAT, HIGH>(p.state, job, first, end, column_of(s, job, lane), lane, y);
     add_records<Mamba2, false, PARTS>(s, job, 0, first, end, from, of, lane, y);
     // Hidden, so that they are not kept in registers from before.
@@ -242,7 +250,7 @@ struct Mamba2 {
     float2 decays = *(const float2 *)(decays_at(s, job) + 2 * lane.quad);
     Brought<false, PARTS> own = brought_by_tokens<PARTS>(s, job, 0, lane);
 #pragma unroll
-    for (i32 i = 0; i < SINGLE_TILES; i++) {
+    for (i32 i = 0; i < SEVERAL_TILES; i++) {
       if (first + i >= end) break;
 #pragma unroll
       for (i32 e = 0; e < 4; e++) y[i][e] = __fmul_rn(y[i][e], e % 2 == 0 ? decays.x : decays.y);

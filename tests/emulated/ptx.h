@@ -72,7 +72,6 @@ inline void ptx_barrier_init(SharedAt at, unsigned count) {
 
 inline void ptx_barrier_init_fence() {}
 inline void ptx_barrier_arrive(SharedAt at) { emulated_arrive(at, 1, 0); }
-inline void ptx_barrier_arrive_for(SharedAt at, unsigned count) { emulated_arrive(at, (int)count, 0); }
 inline void ptx_barrier_arrive_expect(SharedAt at, unsigned bytes) { emulated_arrive(at, 1, (int)bytes); }
 
 // All lanes of a warp wait together, here.
@@ -89,8 +88,6 @@ inline void ptx_counter_wait(SharedAt counter, unsigned at_least, CALLER) {
   while (*(unsigned *)counter < at_least);
 }
 
-inline bool ptx_barrier_test(SharedAt at, unsigned parity) { return (emulated_barrier(at).count_and_phase & 1u) != parity; }
-
 inline void ptx_bulk_copy(SharedAt to, const void *from, unsigned bytes, SharedAt at, CALLER) {
   if ((unsigned long long)to % 16 || (unsigned long long)from % 16 || bytes % 16) emulated::fail("a bulk copy that is not aligned", SITE);
   __builtin_memcpy(to, from, bytes);
@@ -100,11 +97,6 @@ inline void ptx_bulk_copy(SharedAt to, const void *from, unsigned bytes, SharedA
 inline void ptx_bulk_prefetch(const void *from, unsigned bytes, CALLER) {
   if ((unsigned long long)from % 16 || bytes % 16) emulated::fail("a bulk prefetch that is not aligned", SITE);
   for (unsigned i = 0; i < bytes; i += 16) ptx_prefetch((const char *)from + i);
-}
-
-inline void ptx_copy16(SharedAt to, const void *from, CALLER) {
-  if ((unsigned long long)to % 16 || (unsigned long long)from % 16) emulated::fail("a copy of sixteen bytes that is not aligned", SITE);
-  __builtin_memcpy(to, from, 16);
 }
 
 inline void ptx_copy8(SharedAt to, const void *from, CALLER) {

@@ -152,11 +152,9 @@ impl Key {
 
     /// Whether there is code of it for an architecture: decoding needs copies that arrive at barriers.
     pub fn runs_on(&self, arch: u32) -> bool {
-        let is_delta = matches!(self.work, Work::DeltaDecode | Work::DeltaVerify);
-        let is_pipeline = is_delta || matches!(self.work, Work::Mamba2Decode | Work::Mamba2Verify);
-        // It would need local memory there.
-        let spills = is_delta && !self.kda && self.format == 1 && !self.high && arch == 120;
-        !is_pipeline || (arch >= 90 && arch != PTX && !spills)
+        let is_pipeline =
+            matches!(self.work, Work::DeltaDecode | Work::DeltaVerify | Work::Mamba2Decode | Work::Mamba2Verify);
+        !is_pipeline || (arch >= 90 && arch != PTX)
     }
 
     /// Whether there is PTX of it: of all but the tuned ones.
