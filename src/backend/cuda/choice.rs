@@ -214,7 +214,7 @@ const PLANES: i32 = 4;
 const SHARED_PLANES: i32 = 3;
 
 /// Consumers that are at what follows a checkpoint, while others are at one: more than these wait (GDN with four checkpoints under way, SPLIT32 HIGH,
-/// batch 256: six consumers and six folders 248 us, five and seven 229).
+/// batch 256: six consumers 248 us, five 229).
 const WAITING: i32 = 1;
 
 /// Architectures that were measured, for steps of one token and of several.
