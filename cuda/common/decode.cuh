@@ -106,7 +106,11 @@ struct __align__(16) Copy {
   u32 bytes;
 };
 
-// Rows in the first half of a plane of fp32 rows.
+// Whether planes are freed and filled in halves: those of fp32 rows.
+template <i32 FORMAT>
+constexpr bool HAS_HALVES = FORMAT == FORMAT_F32;
+
+// Rows in the first half of such a plane.
 DEVICE i32 first_half(const State &s) { return min((s.rows + 2 * TILE - 1) / (2 * TILE) * TILE, s.rows); }
 
 // Rings of a head's gates.
@@ -375,7 +379,7 @@ DEVICE void plan(const typename Family::Params &params) {
 
 // Brings a head's checkpoint, records and tokens of its values, what Family adds, and gates, once there is space for them. What is known of the head
 // is loaded before.
-template <class Family, bool HAS_HALVES>
+template <class Family, i32 FORMAT>
 DEVICE void bring_head(const typename Family::Params &params, const Job &job, const Places &places, const Turn &plane, const Turn &stage) {
   const Pipeline &s = params.pipeline;
   const Gates gates = {job.head->gate_ring, job.head->beta_ring};
@@ -384,7 +388,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
   u32 bytes = (u32)(n * Family::record_bytes(params) + len * Family::token_bytes(params) + s.plane_bytes);
   SharedAt full = places.full(stage.place), at = places.memory + (s.at_stages + stage.place * s.stage_bytes);
   SharedAt to = places.memory + plane.place * s.plane_stride;
-  u32 half = HAS_HALVES ? (u32)(first_half(params.family.state) * COLUMNS * 4) : 0;
+  u32 half = HAS_HALVES<FORMAT> ? (u32)(first_half(params.family.state) * COLUMNS * 4) : 0;
   const char *checkpoint = job.head->checkpoint, *ring = job.head->value_ring;
   i32 row_bytes = params.family.state.rows * Family::VALUE_BYTES, before = min(n, ring_rows - first) * row_bytes, behind = n * row_bytes - before;
   Copy tokens[SINGLE_COPIES];
@@ -398,7 +402,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
     if (lane == 0) {
       ptx_barrier_arrive_expect(full, bytes);
       // One thread: lanes would take turns.
-      ptx_bulk_copy(to, checkpoint, HAS_HALVES ? half : (u32)s.plane_bytes, full);
+      ptx_bulk_copy(to, checkpoint, HAS_HALVES<FORMAT> ? half : (u32)s.plane_bytes, full);
       if (before > 0) ptx_bulk_copy(at + s.at_values, ring + first * row_bytes, (u32)before, full);
       if (behind > 0) ptx_bulk_copy(at + (s.at_values + before), ring, (u32)behind, full);
 #pragma unroll
@@ -417,7 +421,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
     for (i32 i = lane; i < n; i += WARP)
       Family::bring_gates(gates, at + (s.at_gates + 8 * i), first + i < ring_rows ? first + i : first + i - ring_rows);
   }
-  if (HAS_HALVES) {
+  if (HAS_HALVES<FORMAT>) {
     ptx_barrier_wait(places.plane_empty(plane.place, 1), plane.phase ^ 1);
     u32 rest = (u32)s.plane_bytes - half;
     if (kind <= ODD && rest > 0 && lane == 0) ptx_bulk_copy(to + half, checkpoint + half, rest, full);
@@ -451,7 +455,7 @@ DEVICE void bring_keys(const typename Family::Params &params, const Item &item, 
 
 // Of two producers each has every other item. Keys come an item of its own ahead. Planes, stages and places of keys are as many as make each of
 // them one producer's alone.
-template <class Family, bool HAS_HALVES>
+template <class Family, i32 FORMAT>
 DEVICE void produce(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   const Places at = places();
@@ -467,7 +471,7 @@ DEVICE void produce(const typename Family::Params &params) {
 #pragma unroll 1
     for (i32 h = 0; h < s.heads_per_item && i >= 0; h++) {
       Job job = job_of(s, count, h, plane.place, stage.place, 0);
-      bring_head<Family, HAS_HALVES>(params, job, at, plane, stage);
+      bring_head<Family, FORMAT>(params, job, at, plane, stage);
       plane.next(s.planes);
       stage.next(s.stages);
     }
@@ -882,11 +886,10 @@ DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32
 #pragma unroll
       for (i32 j = 0; j < SOME; j++)
 #pragma unroll
-        for (i32 half = 0; half < 2; half++) {
-          uint2 two = *(const uint2 *)(columns[c] + 2 * BLOCK * (begin + j) + 2 * (half * 4 ^ swap));
-          float(&to)[SOME * 8] = with[c];
-          to[8 * j + 4 * half] = pair_low(two.x), to[8 * j + 4 * half + 1] = pair_high(two.x);
-          to[8 * j + 4 * half + 2] = pair_low(two.y), to[8 * j + 4 * half + 3] = pair_high(two.y);
+        for (i32 four = 0; four < 8; four += 4) {
+          uint2 two = *(const uint2 *)(columns[c] + 2 * BLOCK * (begin + j) + 2 * (four ^ swap));
+          float *to = with[c] + 8 * j + four;
+          to[0] = pair_low(two.x), to[1] = pair_high(two.x), to[2] = pair_low(two.y), to[3] = pair_high(two.y);
         }
 #pragma unroll
     for (i32 t = 0; t < SINGLE_TILES; t++) {
@@ -913,7 +916,7 @@ DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32
 #pragma unroll
         for (i32 c = 0; c < C; c++) sums[t][h * C + c] = sums[t][h * C + c] + (sum[c][0] + sum[c][1]);
       }
-      if (FORMAT == FORMAT_F32 && begin + SOME == BLOCKS && (first + t + 1) * TILE == half) free_place(half_empty);
+      if (HAS_HALVES<FORMAT> && begin + SOME == BLOCKS && (first + t + 1) * TILE == half) free_place(half_empty);
     }
   }
   float of[2 * C];
@@ -958,8 +961,7 @@ DEVICE void read_high(const Pipeline &s, i32 tiles, const Job &job, i32 first, c
   }
 }
 
-// A head that has a step of one token: products of its checkpoint, of up to SINGLE_TILES tiles at a time, and what becomes of them. Where tiles
-// stand at different positions, those of a lane's tile count.
+// A head that has a step of one token: products of its checkpoint, of up to SINGLE_TILES tiles at a time, and what becomes of them.
 template <class Family, i32 FORMAT, bool HIGH>
 DEVICE void consume_single(const typename Family::Params &params, const Job &job, const SharedAt (&plane_empty)[2], SharedAt empty, Lane lane) {
   if (Family::WEIGHS_FIRST) Family::template weigh_head<true>(params, job);
@@ -967,11 +969,10 @@ DEVICE void consume_single(const typename Family::Params &params, const Job &job
   for (i32 first = 0; first < params.family.state.tiles; first += SINGLE_TILES)
     Family::template read_plane<FORMAT, HIGH>(params, job, first, plane_empty[0], lane);
   const State &state = params.family.state;
-  bool has_halves = FORMAT == FORMAT_F32 && !HIGH;
-  // Which readout of rows has freed, if there are others behind it.
-  bool is_half_free = has_halves && !Family::WEIGHS_FIRST && first_half(state) < state.rows;
+  // read_full has freed the first half, if there are rows behind it.
+  bool is_half_free = HAS_HALVES<FORMAT> && !Family::WEIGHS_FIRST && first_half(state) < state.rows;
   if (!is_half_free) free_place(plane_empty[0]);
-  if (has_halves) free_place(plane_empty[1]);
+  if (HAS_HALVES<FORMAT>) free_place(plane_empty[1]);
   if (!Family::WEIGHS_FIRST) {
     Family::template weigh_head<true>(params, job);
     __syncwarp();
@@ -990,7 +991,7 @@ DEVICE void consume_several(const typename Family::Params &params, const Job &jo
   for (i32 tile = 0; tile < tiles; tile += step)
     Family::template read_tiles<FORMAT, HIGH>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, min(tile + step, tiles), lane);
   free_place(plane_empty[0]);
-  if (FORMAT == FORMAT_F32 && !HIGH) free_place(plane_empty[1]);
+  if (HAS_HALVES<FORMAT>) free_place(plane_empty[1]);
   free_place(empty);
 }
 
@@ -1039,7 +1040,7 @@ DEVICE void consume(const typename Family::Params &params) {
       if (kind == ZERO) Family::zero(params, job);
       if (lane_index() == 0) {
         ptx_barrier_arrive(plane_empty[0]);
-        if (FORMAT == FORMAT_F32 && !HIGH) ptx_barrier_arrive(plane_empty[1]);
+        if (HAS_HALVES<FORMAT>) ptx_barrier_arrive(plane_empty[1]);
         ptx_barrier_arrive(empty);
       }
     }
@@ -1343,7 +1344,7 @@ DEVICE void run(const typename Family::Params &params) {
   } else if (warp_of() == WEIGHER) {
     weigh<Family, IS_SINGLE>(params);
   } else if (warp_of() < services_of(s)) {
-    produce<Family, FORMAT == FORMAT_F32 && !HIGH>(params);
+    produce<Family, FORMAT>(params);
   } else if (warp_of() < services_of(s) + s.consumers) {
     consume<Family, FORMAT, HIGH, IS_SINGLE>(params);
   } else {
