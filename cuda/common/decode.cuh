@@ -47,8 +47,8 @@ enum : i32 {
 
 enum : i32 { ITEMS = INSTANCE_SINGLE ? ITEMS_OF_SINGLE : ITEMS_OF_SEVERAL };
 
-// Tiles that are read at a time in steps of several tokens: of FULL there are not registers for more on every architecture.
-enum : i32 { SEVERAL_TILES = !INSTANCE_HIGH ? 1 : __CUDA_ARCH__ >= 1200 ? 2 : 4 };
+// Tiles that are read at a time in steps of several tokens: as many as there are registers for, which of FULL the family says.
+enum : i32 { SEVERAL_TILES = !INSTANCE_HIGH ? FULL_TILES : __CUDA_ARCH__ >= 1200 ? 2 : 4 };
 
 // Copies of the token of a step of one.
 enum : i32 { SINGLE_COPIES = 2 };
