@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The PyTorch adapter: descriptors against the header, then outputs and states against plain recurrences in fp64.
+
+    python3 tests/engines/pytorch_adapter.py LIBRARY            on the processor, without PyTorch
+    python3 tests/engines/pytorch_adapter.py LIBRARY --cuda     on a GPU, with PyTorch, model steps in CUDA graphs, too
+    ... --break                                                 one token's counts are wrong: it must fail
+
+fp32 inputs, F32 states: outputs differ from fp64 by the rounding of sums. 30 tokens with decays below 1 are at most some 30 roundings of 2^-24 of the state in front
+of a dot product of 32 (128) terms: a relative L2 error of 1e-5 leaves a factor of five. bfloat16 inputs are exact in both, so on a GPU the same bound holds.
+"""
+
+import ctypes
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+sys.path.insert(0, os.path.join(ROOT, "examples-cpp", "adapters", "pytorch"))
+sys.dont_write_bytecode = True
+
+import replayssm_torch as replay  # noqa: E402
+
+BOUND = 1e-5
+NAN = float("nan")
+
+
+class Host:
+    """A tensor in host memory, as far as the adapter asks: fp32 or an integer type, values in a flat list."""
+
+    KINDS = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint8": ctypes.c_uint8}
+
+    def __init__(self, shape, values, dtype="float32"):
+        self.shape, self.dtype = tuple(shape), dtype
+        self.data = (self.KINDS[dtype] * max(1, math.prod(shape)))(*values)
+
+    def data_ptr(self):
+        return ctypes.addressof(self.data)
+
+    def stride(self):
+        strides = [1]
+        for size in reversed(self.shape[1:]):
+            strides.insert(0, strides[0] * size)
+        return tuple(strides)
+
+    def values(self):
+        return list(self.data)
+
+
+def check_layout():
+    """Offsets of all fields, as a C compiler has them."""
+    lines = ['#include <stddef.h>', '#include <stdio.h>', '#include "replayssm.h"', "int main(void) {"]
+    wanted = []
+    for name, structure in replay.STRUCTURES.items():
+        lines.append(f'  printf("{name} %zu\\n", sizeof(struct replayssm_{name}));')
+        wanted.append(f"{name} {ctypes.sizeof(structure)}")
+        for field, _ in structure._fields_:
+            lines.append(f'  printf("{name}.{field} %zu\\n", offsetof(struct replayssm_{name}, {field}));')
+            wanted.append(f"{name}.{field} {getattr(structure, field).offset}")
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = os.path.join(folder, "layout.c"), os.path.join(folder, "layout")
+        with open(source, "w") as file:
+            file.write("\n".join(lines + ["  return 0;", "}"]))
+        subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-I", os.path.join(ROOT, "include"), source, "-o", program], check=True)
+        seen = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split("\n")
+    for a, b in zip(seen, wanted, strict=False):
+        if a != b:
+            sys.exit(f"the header has {a}, the adapter {b}")
+    assert len(seen) == len(wanted) + 1
+    print(f"descriptors: {len(wanted)} sizes and offsets as in the header")
+
+
+def softplus(x):
+    return x if x > 20 else math.log1p(math.exp(x))
+
+
+def silu(x):
+    return x / (1 + math.exp(-x))
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+class Mamba2Row:
+    """One request in fp64. S [head][channel][state]."""
+
+    def __init__(self, dims, parameters):
+        self.heads, self.dim, self.width, self.groups = dims
+        self.A, self.D, self.bias = parameters
+        self.S = [[[0.0] * self.width for _ in range(self.dim)] for _ in range(self.heads)]
+
+    def step(self, x, B, C, dt, z):
+        out = []
+        for h in range(self.heads):
+            group = h // (self.heads // self.groups)
+            d = softplus(dt[h] + self.bias[h])
+            decay = math.exp(self.A[h] * d)
+            b, c = (t[group * self.width : (group + 1) * self.width] for t in (B, C))
+            for i in range(self.dim):
+                row, xd = self.S[h][i], d * x[h * self.dim + i]
+                y = 0.0
+                for n in range(self.width):
+                    row[n] = row[n] * decay + xd * b[n]
+                    y += row[n] * c[n]
+                out.append((y + self.D[h] * x[h * self.dim + i]) * silu(z[h * self.dim + i]))
+        return out
+
+
+class DeltaRow:
+    """One request in fp64. S [value head][V][K]. kda: decays per column."""
+
+    def __init__(self, dims, parameters, kda):
+        self.H, self.HV, self.K, self.V = dims
+        self.A_log, self.bias = parameters
+        self.kda = kda
+        self.S = [[[0.0] * self.K for _ in range(self.V)] for _ in range(self.HV)]
+
+    def step(self, q, k, v, g, beta):
+        out = []
+        for h in range(self.HV):
+            key = h // (self.HV // self.H)
+            qh, kh = (t[key * self.K : (key + 1) * self.K] for t in (q, k))
+            qh, kh = ([e / math.sqrt(sum(f * f for f in t) + 1e-6) for e in t] for t in (qh, kh))
+            width = self.K if self.kda else 1
+            decays = [math.exp(-math.exp(self.A_log[h]) * softplus(g[h * width + i] + self.bias[h * width + i])) for i in range(width)]
+            b = sigmoid(beta[h])
+            for i in range(self.V):
+                row = self.S[h][i]
+                for n in range(self.K):
+                    row[n] *= decays[n % width]
+                u = b * (v[h * self.V + i] - sum(s * e for s, e in zip(row, kh)))
+                for n in range(self.K):
+                    row[n] += u * kh[n]
+                out.append(sum(s * e for s, e in zip(row, qh)) / math.sqrt(self.K))
+        return out
+
+
+def relative(seen, wanted):
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(seen, wanted)) / sum(b * b for b in wanted))
+
+
+def clone(row):
+    other = object.__new__(type(row))
+    other.__dict__.update(row.__dict__)
+    other.S = [[list(line) for line in head] for head in row.S]
+    return other
+
+
+def run(family, tensor, device, path, broken):
+    """Twelve steps of up to four tokens of four rows, one of which is padding; between one and all tokens of a row are taken. Then states, a fork and a snapshot."""
+    draw = random.Random(5)
+    n_slots, tokens, rows = 6, 4, 4
+    slots = replay.Slots(n_slots, window=9, max_step_tokens=tokens, device=device, n_threads=0 if device is not None else 1, path=path)
+    if family == "mamba2":
+        dims = heads, dim, width, groups = 4, 16, 32, 2
+        layers = replay.Mamba2Layers(slots, 1, *dims, io="float32", fmt="f32")
+        A, D, bias = ([make() for _ in range(heads)] for make in (lambda: -draw.uniform(1, 16), lambda: draw.gauss(0, 1), lambda: draw.gauss(-3, 1)))
+        fresh = lambda: Mamba2Row(dims, (A, D, bias))  # noqa: E731
+        widths = {"x": (heads, dim), "B": (groups, width), "C": (groups, width), "dt": (heads,), "z": (heads, dim)}
+        shape = (heads, dim, width)
+        named = {"A": tensor((heads,), A), "D": tensor((heads,), D), "dt_bias": tensor((heads,), bias)}
+        channels = (heads, dim)
+    else:
+        dims = H, HV, K, V = 2, 4, 32, 16
+        layers = replay.DeltaLayers(slots, 1, *dims, kind=family, io="float32", fmt="f32")
+        width = K if family == "kda" else 1
+        A_log = [math.log(draw.uniform(1, 16)) for _ in range(HV)]
+        bias = [draw.gauss(-4, 1) for _ in range(HV * width)]
+        fresh = lambda: DeltaRow(dims, (A_log, bias), family == "kda")  # noqa: E731
+        gates = (HV, K) if family == "kda" else (HV,)
+        widths = {"q": (H, K), "k": (H, K), "v": (HV, V), "g": gates, "beta": (HV,)}
+        shape = (HV, V, K)
+        named = {"A_log": tensor((HV,), A_log), "dt_bias": tensor(gates, bias)}
+        channels = (HV, V)
+    ids = [4, 0, -1, 2]
+    models = {slot: fresh() for slot in range(n_slots)}
+    slots.reset(tensor((n_slots,), range(n_slots), "int32"))
+    seen, wanted = [], []
+    for _ in range(12):
+        inputs = {name: [draw.gauss(0, 1) for _ in range(rows * tokens * math.prod(w))] for name, w in widths.items()}
+        held = {name: tensor((rows, tokens, *widths[name]), values) for name, values in inputs.items()}
+        out = tensor((rows, tokens, *channels), [NAN] * (rows * tokens * math.prod(channels)))
+        batch = replay.Batch(tensor((rows,), ids, "int32"), tokens=tokens)
+        layers.step(0, batch, **held, **named, out=out)
+        counts = [draw.randint(1, tokens) for _ in range(rows)]
+        given = [count + (broken and i == 1 and count < tokens) for i, count in enumerate(counts)]
+        slots.commit(batch, tensor((rows,), given, "int32"))
+        values, size = out.values(), math.prod(channels)
+        for row, slot in enumerate(ids):
+            if slot < 0:
+                assert not any(values[row * tokens * size : (row + 1) * tokens * size]), "padding's outputs are zero"
+                continue
+            trial = clone(models[slot])
+            for t in range(tokens):
+                at = row * tokens + t
+                take = {name: v[at * math.prod(widths[name]) : (at + 1) * math.prod(widths[name])] for name, v in inputs.items()}
+                wanted += trial.step(**take)
+                seen += values[at * size : (at + 1) * size]
+                if t + 1 == counts[row]:
+                    models[slot] = clone(trial)
+    error = relative(seen, wanted)
+    assert error < BOUND, f"{family}: outputs are off by {error:.1e}, expected {BOUND}"
+    # A fork has the state of what it was forked from; states go out and come in.
+    slots.copy(tensor((1,), [4], "int32"), tensor((1,), [5], "int32"))
+    state = tensor((2, *shape), [NAN] * (2 * math.prod(shape)))
+    layers.save(0, tensor((2,), [5, 0], "int32"), state)
+    wanted = [e for slot in (4, 0) for head in models[slot].S for line in head for e in line]
+    off = relative(state.values(), wanted)
+    assert off < BOUND, f"{family}: states are off by {off:.1e}, expected {BOUND}"
+    layers.load(0, tensor((2,), [1, 3], "int32"), state)
+    again = tensor((2, *shape), [NAN] * (2 * math.prod(shape)))
+    layers.save(0, tensor((2,), [1, 3], "int32"), again)
+    assert again.values() == state.values(), f"{family}: an imported state is another one"
+    assert slots.check() == 0, f"{family}: faults {slots.check()}"
+    print(f"{family}: outputs {error:.1e}, states {off:.1e}, bound {BOUND}")
+
+
+def check_refusals(path):
+    slots = replay.Slots(2, device=None, n_threads=1, path=path)
+    for make, words in [
+        (lambda: replay.Mamba2Layers(slots, 1, 4, 0, 32, 2), "headdim is 0"),
+        (lambda: replay.Slots(0, device=None, path=path), "n_slots is 0"),
+        (lambda: replay.Batch(Host((1,), [0], "int32")), "tokens or cu_seqlens"),
+    ]:
+        try:
+            make()
+        except (replay.ReplayError, ValueError) as error:
+            assert words in str(error), f"{error}; expected {words}"
+        else:
+            sys.exit(f"nothing was said; expected {words}")
+    print("refusals: in the library's words")
+
+
+class OnDevice:
+    """A tensor of PyTorch with what Host has."""
+
+    def __init__(self, shape, values, dtype="float32"):
+        import torch
+
+        self.tensor = torch.tensor(list(values), dtype=getattr(torch, dtype)).reshape(tuple(shape)).cuda()
+        self.shape, self.dtype = self.tensor.shape, self.tensor.dtype
+        self.data_ptr, self.stride = self.tensor.data_ptr, self.tensor.stride
+
+    def values(self):
+        return self.tensor.flatten().tolist()
+
+
+def run_graph(path, tokens):
+    """Mamba-2 of a real head's size, bfloat16 in, fp32 out, a model step of two layers captured once: against fp64 in PyTorch. Of each row's tokens all but the
+    row's number modulo tokens are taken, counts being device memory."""
+    import torch
+
+    torch.manual_seed(3)
+    batch, layers_of, heads, dim, width, groups = 8, 2, 16, 64, 128, 2
+    slots = replay.Slots(batch + 1, window=16, max_step_tokens=tokens, path=path)
+    layers = replay.Mamba2Layers(slots, layers_of, heads, dim, width, groups, out="float32", fmt="f32")
+    A, D = -1 - 15 * torch.rand(layers_of, heads, device="cuda"), torch.randn(layers_of, heads, device="cuda")
+    bias = torch.randn(layers_of, heads, device="cuda") - 3
+    # Slot 0 is padding, as engines have it.
+    ids = torch.arange(1, batch + 1, device="cuda", dtype=torch.int64)
+    ids[2] = 0
+    counts = tokens - torch.arange(batch, device="cuda", dtype=torch.int32) % tokens
+    slots.reset(ids)
+
+    def empty(*shape, dtype=torch.bfloat16):
+        return torch.zeros(layers_of, batch, tokens, *shape, device="cuda", dtype=dtype)
+
+    x, B, C, z = empty(heads, dim), empty(groups, width), empty(groups, width), empty(heads, dim)
+    dt, out = empty(heads, dtype=torch.float32), empty(heads, dim, dtype=torch.float32)
+    rows = replay.Batch(ids, tokens=tokens, null_id=0)
+
+    def model_step():
+        for i in range(layers_of):
+            layers.step(i, rows, x[i], B[i], C[i], dt[i], A[i], D=D[i], dt_bias=bias[i], z=z[i], out=out[i])
+        slots.commit(rows, counts)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model_step()
+    S = torch.zeros(layers_of, batch, heads, dim, width, device="cuda", dtype=torch.float64)
+    seen, wanted = [], []
+    repeat = heads // groups
+    for _ in range(40):
+        for tensor in (x, B, C, z, dt):
+            tensor.copy_(torch.randn(tensor.shape, device="cuda"))
+        graph.replay()
+        now = S.clone()
+        for t in range(tokens):
+            step = torch.nn.functional.softplus(dt[:, :, t].double() + bias[:, None].double())
+            decay = torch.exp(A[:, None].double() * step)
+            b, c = (v[:, :, t].double().repeat_interleave(repeat, dim=2) for v in (B, C))
+            xd = step[..., None] * x[:, :, t].double()
+            now = now * decay[..., None, None] + xd[..., None] * b[:, :, :, None, :]
+            y = (now * c[:, :, :, None, :]).sum(-1) + D[:, None, :, None].double() * x[:, :, t].double()
+            wanted.append(y * torch.nn.functional.silu(z[:, :, t].double()))
+            seen.append(out[:, :, t].clone())
+            taken = (counts == t + 1).view(1, -1, 1, 1, 1)
+            S = torch.where(taken, now, S)
+    seen, wanted = torch.stack(seen), torch.stack(wanted)
+    assert not seen[:, :, 2].any(), "padding's outputs are zero"
+    wanted[:, :, 2] = 0
+    error = float((seen.double() - wanted).norm() / wanted.norm())
+    assert error < BOUND, f"a graph of {tokens} tokens: outputs are off by {error:.1e}, expected {BOUND}"
+    assert slots.check() == 0, f"faults {slots.check()}"
+    print(f"a graph of model steps of {tokens} tokens: outputs {error:.1e}, bound {BOUND}")
+
+
+def main():
+    path, switches = sys.argv[1], sys.argv[2:]
+    on_gpu, broken = "--cuda" in switches, "--break" in switches
+    check_layout()
+    check_refusals(path)
+    for family in ("mamba2", "gdn", "kda"):
+        run(family, OnDevice if on_gpu else Host, 0 if on_gpu else None, path, broken)
+    if on_gpu:
+        for tokens in (1, 4):
+            run_graph(path, tokens)
+    print("pytorch adapter: ok")
+
+
+main()
