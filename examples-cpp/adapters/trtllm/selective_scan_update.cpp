@@ -42,17 +42,19 @@ replayssm_lent lend_states(const StatePool& pool) {
   return lent;
 }
 
-Status take_over_states(const replayssm_slots* handle, const Layer& state, const std::int32_t* slots, std::int32_t n,
-                        const std::int64_t* positions, bool reset_slots, const void* data, replayssm_dtype dtype, std::int64_t stride,
-                        const replayssm_exec* exec) {
+Status start(const replayssm_slots* handle, const std::int32_t* slots, std::int32_t n, const std::int64_t* positions,
+             const replayssm_exec* exec) {
   const auto list = host_list(slots, n);
-  if (reset_slots) {
-    auto args = replayssm_init<replayssm_reset_args>();
-    args.position = positions;
-    if (auto status = check(replayssm_reset(handle, &list, &args, exec)); !status.ok()) return status;
-  }
+  auto args = replayssm_init<replayssm_reset_args>();
+  args.position = positions;
+  return check(replayssm_reset(handle, &list, &args, exec));
+}
+
+Status take_over_states(const Layer& state, const std::int32_t* slots, std::int32_t n, const void* data, replayssm_dtype dtype,
+                        std::int64_t stride, const replayssm_exec* exec) {
+  const auto list = host_list(slots, n);
   const auto source = transposed(state, data, dtype, stride);
-  return check(replayssm_import(state.pool, &list, positions, &source, exec));
+  return check(replayssm_import(state.pool, &list, nullptr, &source, exec));
 }
 
 Status hand_back_states(const Layer& state, const std::int32_t* slots, std::int32_t n, void* data, replayssm_dtype dtype,
@@ -62,7 +64,7 @@ Status hand_back_states(const Layer& state, const std::int32_t* slots, std::int3
   return check(replayssm_export(state.pool, &list, nullptr, &target, exec));
 }
 
-Status selective_scan_update(const Layer& state, const Params& p, replayssm_dtype input, replayssm_stream stream) {
+Status selective_scan_update(const Layer& state, const Params& p, replayssm_stream stream) {
   if (p.nheads < 1 || p.ngroups < 1 || p.dim % p.nheads != 0) {
     return refuse(REPLAYSSM_INVALID_ARGUMENT, "dim is " + std::to_string(p.dim) + " with " + std::to_string(p.nheads) + " heads and " +
                                                   std::to_string(p.ngroups) + " groups; expected a multiple of nheads, and groups");
@@ -73,10 +75,10 @@ Status selective_scan_update(const Layer& state, const Params& p, replayssm_dtyp
   const std::int64_t T = p.tokens, dim = p.dim, headdim = dim / p.nheads, BC = std::int64_t{p.ngroups} * p.dstate;
   const std::int64_t dt_padded = (std::int64_t{p.nheads} + 7) / 8 * 8;
   const std::int64_t xBC = dim + 2 * BC, projected = (p.z_ptr != nullptr ? dim : 0) + xBC + dt_padded;
-  const std::int64_t element = input == REPLAYSSM_F32 ? 4 : 2;
+  const std::int64_t element = p.input_type == REPLAYSSM_F32 ? 4 : 2;
   const auto packed = [&](const void* row, std::int64_t first, std::int64_t pitch, std::int64_t head) {
     const auto* at = row == nullptr ? nullptr : static_cast<const char*>(row) + first * element;
-    return view(at, input, T * pitch, pitch, head);
+    return view(at, p.input_type, T * pitch, pitch, head);
   };
   const auto parameter = [](const void* data) { return view(data, REPLAYSSM_F32, 0, 0, 1); };
   auto args = replayssm_init<replayssm_mamba2_args>();
@@ -86,7 +88,7 @@ Status selective_scan_update(const Layer& state, const Params& p, replayssm_dtyp
   args.C = packed(p.BC_ptr, dim + BC, xBC, p.dstate);
   args.dt = packed(p.delta_ptr, projected - dt_padded, projected, 1);
   if (p.z_ptr != nullptr) args.z = packed(p.z_ptr, 0, projected, headdim);
-  args.out = packed(p.out_ptr, 0, dim, headdim);
+  args.out = view(p.out_ptr, p.output_type, T * dim, dim, headdim);
   args.A = parameter(p.A_ptr);
   if (p.D_ptr != nullptr) args.D = parameter(p.D_ptr);
   if (p.delta_bias_ptr != nullptr) args.dt_bias = parameter(p.delta_bias_ptr);

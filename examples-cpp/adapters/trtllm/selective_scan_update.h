@@ -12,14 +12,16 @@ namespace adapters::trtllm {
 
 // The fields of their SSMParamsBase that a Mamba-2 update reads, under their names. dim is nheads * headdim.
 //
-// Rows are packed, [batch * tokens] of each, of the pool's io:
+// Rows are packed, [batch * tokens] of each:
 //   u_ptr, BC_ptr   the convolution's output, the same pointer: x [dim] | B [ngroups, dstate] | C [ngroups, dstate]
 //   z_ptr, delta_ptr   the in-projection, the same pointer: z [dim] | raw x, B, C | dt [nheads], padded to a multiple of 8.
 //                      Without z_ptr the row has no z.
 //   out_ptr         [dim]
+// Inputs are of input_type, their input_t and the pool's io; out_ptr's rows of output_type, the pool's out.
 struct Params {
   std::int32_t batch = 0, dim = 0, dstate = 0, nheads = 0, ngroups = 0;
   std::int32_t tokens = 1;  // of every row: 1 + drafts
+  replayssm_dtype input_type = REPLAYSSM_BF16, output_type = REPLAYSSM_BF16;
   bool delta_softplus = true;
   const void* A_ptr = nullptr;           // fp32 [nheads]
   const void* BC_ptr = nullptr;
@@ -43,23 +45,26 @@ struct StatePool {
 // what lies between the states is not touched at all. pool.layer_bases is read by replayssm_layers_create, not later.
 replayssm_lent lend_states(const StatePool& pool);
 
-// Takes states over that their kernels have left: [nheads, dstate, headdim] each, of type dtype, the transpose of ours. Entry i begins at
-// data + i * stride elements. slots: host int32 [n], up to 256. positions: host int64 [n], tokens that are in the states. The source must
-// not be the lent memory itself. All layers of a slot are to be taken over, one call each; reset_slots is set in the first of them.
+// Requests begin in slots (host int32 [n], up to 256): empty, or with positions (host int64 [n]) tokens in states that take_over_states
+// brings next. positions null: 0.
 // Threads: any, on disjoint slots. Capture: never.
-Status take_over_states(const replayssm_slots* handle, const Layer& state, const std::int32_t* slots, std::int32_t n,
-                        const std::int64_t* positions, bool reset_slots, const void* data, replayssm_dtype dtype, std::int64_t stride,
-                        const replayssm_exec* exec);
+Status start(const replayssm_slots* handle, const std::int32_t* slots, std::int32_t n, const std::int64_t* positions,
+             const replayssm_exec* exec);
+
+// Takes states of one layer over that their kernels have left: [nheads, dstate, headdim] each, of type dtype, the transpose of ours.
+// Entry i begins at data + i * stride elements, in the context's memory, but not in the lent memory itself. slots: as for start.
+// Threads: any, on disjoint slots. Capture: never.
+Status take_over_states(const Layer& state, const std::int32_t* slots, std::int32_t n, const void* data, replayssm_dtype dtype,
+                        std::int64_t stride, const replayssm_exec* exec);
 
 // The other way: the states at the committed position, in their orientation.
 // Threads: any, on disjoint slots. Capture: never.
 Status hand_back_states(const Layer& state, const std::int32_t* slots, std::int32_t n, void* data, replayssm_dtype dtype,
                         std::int64_t stride, const replayssm_exec* exec);
 
-// One layer of a model step. input: the pool's io, in which all packed rows are. Rows of a negative slot get zeros. Nothing moves until
-// update_mamba_states.
+// One layer of a model step. Rows of a negative slot get zeros. Nothing moves until update_mamba_states.
 // Threads: any, at the same time on disjoint slots. Capture: enqueues.
-Status selective_scan_update(const Layer& state, const Params& params, replayssm_dtype input, replayssm_stream stream);
+Status selective_scan_update(const Layer& state, const Params& params, replayssm_stream stream);
 
 // Once a model step, with the parameters of any of its layers: what their cache manager does with accepted tokens.
 // num_accepted_tokens: int32 [batch], the sampled token included; null: all tokens of each row.
