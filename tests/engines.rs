@@ -1,5 +1,5 @@
-//! Three programs shaped like the engines that link this library. They end by comparing every live request with the plain
-//! update, by bytes; told to break one token, they must see it.
+//! Programs shaped like the engines that link this library. Three end by comparing every live request with the plain update, by
+//! bytes; four compare the adapters of examples-cpp with fp64. Told to break one token, they must see it.
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 #![cfg(target_os = "linux")]
@@ -35,8 +35,42 @@ fn engine(name: &str) {
     }
 }
 
-/// Uninitialised or foreign memory that the library reads or writes through an engine's pointers.
+/// An adapter of examples-cpp and the program that compares it with fp64.
+fn adapter(name: &str, source: &str) {
+    let sources = [&*format!("engines/{name}.cpp"), &*format!("../examples-cpp/adapters/{source}")];
+    for compiler in compilers() {
+        let scratch = scratch(&format!("{name}-{}", compiler.name));
+        let links = library_folder(&scratch, &library());
+        let program = Program {
+            compiler: &compiler,
+            language: Language::Cxx17,
+            sources: &sources,
+            flags: &["-O1", "-g", "-Wshadow", "-Wconversion"],
+            library: &links,
+            out: scratch.join(name),
+        };
+        let program = program.build();
+        let said = text(&succeed(&mut Command::new(&program)));
+        assert!(said.starts_with(name), "{said}");
+        println!("{}: {said}", compiler.name);
+        for (how, what) in [
+            ("break", "a state differs from the plain update's\n"),
+            ("break_output", "an output is further from fp64 than its bound\n"),
+        ] {
+            let broken = finish(Command::new(&program).arg(how));
+            assert!(!broken.status.success(), "{name} did not notice {how}");
+            assert_eq!(text(&broken), what);
+        }
+    }
+    under_valgrind(name, &sources);
+}
+
 fn engine_under_valgrind(name: &str) {
+    under_valgrind(name, &[&format!("engines/{name}.cpp")]);
+}
+
+/// Uninitialised or foreign memory that the library reads or writes through an engine's pointers.
+fn under_valgrind(name: &str, sources: &[&str]) {
     if !installed("valgrind") {
         return skipped("valgrind", "it is not installed");
     }
@@ -46,7 +80,7 @@ fn engine_under_valgrind(name: &str) {
     let program = Program {
         compiler: &compiler,
         language: Language::Cxx17,
-        sources: &[&format!("engines/{name}.cpp")],
+        sources,
         flags: &["-O1", "-g"],
         library: &links,
         out: scratch.join(name),
@@ -76,4 +110,24 @@ fn a_tensorrt_llm_shaped_call_ends_with_the_plain_updates_bytes() {
 #[test]
 fn the_packed_rows_and_pages_are_clean_under_valgrind() {
     engine_under_valgrind("trtllm_call");
+}
+
+#[test]
+fn the_vllm_adapter_is_as_near_to_fp64_as_its_arithmetic_allows() {
+    adapter("vllm_adapter", "vllm/selective_state_update.cpp");
+}
+
+#[test]
+fn the_flashinfer_adapter_is_as_near_to_fp64_as_its_arithmetic_allows_and_folds_when_flashinfer_does() {
+    adapter("flashinfer_adapter", "flashinfer/checkpointing_ssu.cpp");
+}
+
+#[test]
+fn the_tensorrt_llm_adapter_is_as_near_to_fp64_as_its_arithmetic_allows() {
+    adapter("trtllm_adapter", "trtllm/selective_scan_update.cpp");
+}
+
+#[test]
+fn the_onnxruntime_genai_adapter_is_as_near_to_fp64_as_its_arithmetic_allows() {
+    adapter("genai_adapter", "onnxruntime_genai/varlen_gated_delta_net.cpp");
 }

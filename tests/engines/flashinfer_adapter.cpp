@@ -30,7 +30,7 @@ struct request {
 
 class engine_under_test {
  public:
-  explicit engine_under_test(const char *broken) : broken_(broken) {
+  explicit engine_under_test(const char *argument) : argument_(argument) {
     must(adapters::check(replayssm_context_create(nullptr, &context_)));
     auto slots = flashinfer::slots_desc(n_states, ring_buffer_len, T_max);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
@@ -56,7 +56,9 @@ class engine_under_test {
 
   void run() {
     refuses_what_is_wrong();
-    for (int i = 0; i < steps; i++) step(i % 3 == 1, i == steps - 1);
+    const bool short_run = is(argument_, "short");
+    const int n = short_run ? 6 : steps;
+    for (int i = 0; i < n; i++) step(i % 3 == 1, i == n - 1);
     for (const request &q : requests_) {
       std::vector<float> state(static_cast<size_t>(n_layers * sizes.state_size()));
       const auto list = adapters::host_list(&q.slot, 1);
@@ -73,12 +75,12 @@ class engine_under_test {
     auto report = REPLAYSSM_INIT(replayssm_report);
     must(adapters::check(replayssm_check(slots_, 0, &report)));
     require(report.bits == 0, "a fault bit is set");
-    require(rejected_ > 0 && padded_ > 0 && repeated_ > 0, "something never happened");
+    require(short_run || (rejected_ > 0 && padded_ > 0 && repeated_ > 0), "something never happened");
     require_near(outputs_, states_, false);
     // The library counts tiles of 16 rows of a head's state. A step that is run again finds them folded.
     auto stats = REPLAYSSM_INIT(replayssm_stats);
     must(adapters::check(replayssm_stats_read(slots_, &stats)));
-    require(folds_ > 0 && stats.flushes == static_cast<uint64_t>(folds_ * n_layers * sizes.heads * sizes.dim / 16),
+    require((short_run || folds_ > 0) && stats.flushes == static_cast<uint64_t>(folds_ * n_layers * sizes.heads * sizes.dim / 16),
             "the library does not fold when FlashInfer does");
     std::printf("flashinfer_adapter: %lld outputs, relative error %.1e, at most %.3f of the bound; states %.1e, %.3f; %d folds as FlashInfer's\n",
                 static_cast<long long>(outputs_.n), outputs_.relative(), outputs_.worst, states_.relative(), states_.worst, folds_);
@@ -121,7 +123,7 @@ class engine_under_test {
       since = (fold ? 0 : since) + accepted[row];
       folds_ += fold;
     }
-    if (last && broken_ != nullptr && std::strcmp(broken_, "break") == 0) accepted[0]++;
+    if (last && is(argument_, "break")) accepted[0]++;
     must(flashinfer::advance(slots_, call, Tensor(accepted.data(), REPLAYSSM_I32, {n_rows}, {1}), nullptr));
   }
 
@@ -177,7 +179,7 @@ class engine_under_test {
       mamba2_fp64 drafts = truth;
       for (int64_t t = 0; t < length; t++) {
         mamba2_token &v = values[size_t(begin + t)];
-        if (last && broken_ != nullptr && std::strcmp(broken_, "break_output") == 0 && row == 0) v.x[5] = -v.x[5] + 1;
+        if (last && is(argument_, "break_output") && row == 0) v.x[5] = -v.x[5] + 1;
         drafts.token(w, v, readout::full, u32, y, bound);
         for (int64_t i = 0; i < inner; i++) outputs_.add(widen(out[size_t((begin + t) * wide + i)]), y[size_t(i)], bound[size_t(i)]);
         if (t + 1 == accepted[row]) truth = drafts;
@@ -206,7 +208,7 @@ class engine_under_test {
     require(status.code == REPLAYSSM_INVALID_ARGUMENT && status.sentence == "dt is [1, 1, 8, 64]; expected [1, 2, 8, 64]", status.sentence.c_str());
   }
 
-  const char *broken_;
+  const char *argument_;
   random_numbers r_{21};
   replayssm_context *context_ = nullptr;
   replayssm_slots *slots_ = nullptr;

@@ -46,6 +46,9 @@ bool is_sentinel(T value) {
   return std::memcmp(&value, &nan, sizeof(T)) == 0;
 }
 
+// Whether a program was called with this argument: "break", "break_output", or "short", for valgrind.
+inline bool is(const char *argument, const char *name) { return argument != nullptr && std::strcmp(argument, name) == 0; }
+
 // Stores a value and gives back what is stored.
 template <class T>
 double store(T &to, float value) {

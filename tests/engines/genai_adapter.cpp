@@ -88,7 +88,7 @@ class delta_fp64 {
 
 class engine_under_test {
  public:
-  engine_under_test(bool two_banks, const char *broken) : two_banks_(two_banks), broken_(broken) {
+  engine_under_test(bool two_banks, const char *argument) : two_banks_(two_banks), argument_(argument) {
     must(adapters::check(replayssm_context_create(nullptr, &context_)));
     auto slots = genai::slots_desc(two_banks ? 2 * capacity : capacity, 1 + n_draft);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
@@ -127,7 +127,9 @@ class engine_under_test {
 
   void run() {
     refuses_what_is_wrong();
-    for (int i = 0; i < steps; i++) step(i == steps - 1);
+    const bool short_run = is(argument_, "short");
+    const int n = short_run ? 6 : steps;
+    for (int i = 0; i < n; i++) step(i == n - 1);
     for (int l = 0; l < n_layers; l++) {
       std::vector<float> state(size_t(rows) * size_t(shape.HV) * V * K);
       std::vector<int32_t> slots;
@@ -148,7 +150,7 @@ class engine_under_test {
     auto report = REPLAYSSM_INIT(replayssm_report);
     must(adapters::check(replayssm_check(slots_, 0, &report)));
     require(report.bits == 0, "a fault bit is set");
-    require(rejected_ > 0 && discarded_ > 0, "something never happened");
+    require(short_run || (rejected_ > 0 && discarded_ > 0), "something never happened");
     std::printf("genai_adapter: %s: %lld outputs, relative error %.1e, at most %.3f of the bound; states %.1e, %.3f\n",
                 two_banks_ ? "two banks" : "one bank", static_cast<long long>(outputs_.n), outputs_.relative(), outputs_.worst,
                 states_.relative(), states_.worst);
@@ -171,7 +173,7 @@ class engine_under_test {
     if (two_banks_) must(genai::present_from_past(slots_, past_, &present, nullptr));
     for (int l = 0; l < n_layers; l++) layer(l, present, cu_seqlens, discard ? std::vector<int32_t>() : kept, last);
     if (!discard) {
-      if (last && broken_ != nullptr && std::strcmp(broken_, "break") == 0) kept[0]++;
+      if (last && is(argument_, "break")) kept[0]++;
       must(genai::commit(slots_, present, kept.data(), nullptr));
       past_ = present;  // what was present is past
     }
@@ -208,7 +210,7 @@ class engine_under_test {
       delta_fp64 drafts = truth;
       for (int t = cu_seqlens[size_t(row)]; t < cu_seqlens[size_t(row) + 1]; t++) {
         token_values &x = values[size_t(t)];
-        if (last && broken_ != nullptr && std::strcmp(broken_, "break_output") == 0 && row == 0) x.v[5] = -x.v[5] + 1;
+        if (last && is(argument_, "break_output") && row == 0) x.v[5] = -x.v[5] + 1;
         drafts.token(parameters_[size_t(l)], x, y, bound);
         for (int64_t i = 0; i < HVV; i++) outputs_.add(widen(out[size_t(t * HVV + i)]), y[size_t(i)], bound[size_t(i)]);
         if (!kept.empty() && t + 1 - cu_seqlens[size_t(row)] == kept[size_t(row)]) truth = drafts;
@@ -229,7 +231,7 @@ class engine_under_test {
   }
 
   bool two_banks_;
-  const char *broken_;
+  const char *argument_;
   random_numbers r_{55};
   replayssm_context *context_ = nullptr;
   replayssm_slots *slots_ = nullptr;
@@ -245,8 +247,8 @@ class engine_under_test {
 }  // namespace
 
 int main(int argc, char **argv) {
-  const char *broken = argc > 1 ? argv[1] : nullptr;
-  engine_under_test(false, broken).run();
-  engine_under_test(true, broken).run();
+  const char *argument = argc > 1 ? argv[1] : nullptr;
+  engine_under_test(false, argument).run();
+  engine_under_test(true, argument).run();
   return 0;
 }

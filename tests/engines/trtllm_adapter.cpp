@@ -78,7 +78,7 @@ struct request {
 
 class engine_under_test {
  public:
-  engine_under_test(bool softplus_and_gate, const char *broken) : whole_(softplus_and_gate), broken_(broken) {
+  engine_under_test(bool softplus_and_gate, const char *argument) : whole_(softplus_and_gate), argument_(argument) {
     must(adapters::check(replayssm_context_create(nullptr, &context_)));
     auto slots = REPLAYSSM_INIT(replayssm_slots_desc);
     slots.n_slots = n_blocks;
@@ -107,7 +107,9 @@ class engine_under_test {
 
   void run() {
     refuses_what_is_wrong();
-    for (int i = 0; i < steps; i++) step(i == steps - 1);
+    const bool short_run = is(argument_, "short");
+    const int n = short_run ? 6 : steps;
+    for (int i = 0; i < n; i++) step(i == n - 1);
     for (const request &q : requests_) {
       for (int l = 0; l < n_layers; l++) {
         std::vector<float> back(static_cast<size_t>(sizes.state_size()));
@@ -122,7 +124,7 @@ class engine_under_test {
     auto report = REPLAYSSM_INIT(replayssm_report);
     must(adapters::check(replayssm_check(slots_, 0, &report)));
     require(report.bits == 0, "a fault bit is set");
-    require(rejected_ > 0 && padded_ > 0, "something never happened");
+    require(short_run || (rejected_ > 0 && padded_ > 0), "something never happened");
     memory_.require_rest_untouched();
     std::printf("trtllm_adapter: %s, blocks %lld MiB apart: %lld outputs, relative error %.1e, at most %.3f of the bound; states %.1e, %.3f\n",
                 whole_ ? "softplus and gate" : "neither", static_cast<long long>(memory_.block_bytes >> 20),
@@ -214,14 +216,14 @@ class engine_under_test {
         mamba2_fp64 drafts = truth;
         for (int t = 0; t < T; t++) {
           mamba2_token &v = values[size_t(row * T + t)];
-          if (last && broken_ != nullptr && std::strcmp(broken_, "break_output") == 0 && row == 0) v.x[5] = -v.x[5] + 1;
+          if (last && is(argument_, "break_output") && row == 0) v.x[5] = -v.x[5] + 1;
           drafts.token(w, v, readout::exact, u32, y, bound);
           for (int64_t i = 0; i < inner; i++) outputs_.add(widen(*from++), y[size_t(i)], bound[size_t(i)]);
           if (t + 1 == accepted[size_t(row)]) truth = drafts;
         }
       }
     }
-    if (last && broken_ != nullptr && std::strcmp(broken_, "break") == 0) accepted[0]++;
+    if (last && is(argument_, "break")) accepted[0]++;
     must(trtllm::update_mamba_states(slots_, p, accepted.data(), nullptr));
   }
 
@@ -241,7 +243,7 @@ class engine_under_test {
   }
 
   bool whole_;
-  const char *broken_;
+  const char *argument_;
   random_numbers r_{33};
   block_memory memory_;
   replayssm_context *context_ = nullptr;
@@ -256,8 +258,8 @@ class engine_under_test {
 }  // namespace
 
 int main(int argc, char **argv) {
-  const char *broken = argc > 1 ? argv[1] : nullptr;
-  engine_under_test(true, broken).run();
-  engine_under_test(false, broken).run();
+  const char *argument = argc > 1 ? argv[1] : nullptr;
+  engine_under_test(true, argument).run();
+  engine_under_test(false, argument).run();
   return 0;
 }

@@ -4,8 +4,6 @@
 // Twice: as vLLM calls it (null block 0, no gate, requests as rings, the default format and readout) and as mamba_ssm does (pad slot -1,
 // gate, D of every channel, F32 states). "break" commits a token that fp64 does not take, "break_output" changes one of its tokens.
 // SPDX-License-Identifier: MIT OR Apache-2.0
-#include <memory>
-
 #include "../../examples-cpp/adapters/vllm/selective_state_update.h"
 #include "fp64.hpp"
 
@@ -37,7 +35,7 @@ struct request {
 template <class Out>
 class engine_under_test {
  public:
-  engine_under_test(const options &o, const char *broken) : o_(o), broken_(broken) {
+  engine_under_test(const options &o, const char *argument) : o_(o), argument_(argument) {
     must(adapters::check(replayssm_context_create(nullptr, &context_)));
     auto slots = vllm::slots_desc(n_blocks, o.of_vllm ? n_requests : 0, n_draft);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
@@ -62,14 +60,16 @@ class engine_under_test {
   engine_under_test &operator=(const engine_under_test &) = delete;
 
   void run() {
-    for (int i = 0; i < steps; i++) step(i % 2 == 1, i == steps - 1);
+    const bool short_run = is(argument_, "short");
+    const int n = short_run ? 6 : steps;
+    for (int i = 0; i < n; i++) step(i % 2 == 1, i == n - 1);
     compare_states();
     auto report = REPLAYSSM_INIT(replayssm_report);
     must(adapters::check(replayssm_check(slots_, 0, &report)));
     require(report.bits == 0, "a fault bit is set");
     auto stats = REPLAYSSM_INIT(replayssm_stats);
     must(adapters::check(replayssm_stats_read(slots_, &stats)));
-    require(stats.flushes > 0 && rejected_ > 0 && nulls_ > 0 && empty_ > 0, "something never happened");
+    require(short_run || (stats.flushes > 0 && rejected_ > 0 && nulls_ > 0 && empty_ > 0), "something never happened");
     require_near(outputs_, states_, sizeof(Out) == 2);
     std::printf("vllm_adapter: %s: %lld outputs, relative error %.1e, at most %.3f of the bound; states %.1e, %.3f\n", o_.name,
                 static_cast<long long>(outputs_.n), outputs_.relative(), outputs_.worst, states_.relative(), states_.worst);
@@ -131,7 +131,7 @@ class engine_under_test {
 
     for (int l = 0; l < n_layers; l++) layer(l, metadata, rows, cu_seqlens, accepted, tokens, last);
     const Tensor counts(accepted.data(), REPLAYSSM_I32, {n_rows}, {1});
-    if (last && broken_ != nullptr && std::strcmp(broken_, "break") == 0) accepted[0]++;
+    if (last && is(argument_, "break")) accepted[0]++;
     must(vllm::commit(slots_, metadata, packed ? counts : Tensor(), nullptr));
   }
 
@@ -185,7 +185,7 @@ class engine_under_test {
       mamba2_fp64 drafts = truth;
       for (int64_t t = 0; t < length; t++) {
         mamba2_token &v = values[size_t(first + t)];
-        if (last && broken_ != nullptr && std::strcmp(broken_, "break_output") == 0 && row == 0) v.x[5] = -v.x[5] + 1;
+        if (last && is(argument_, "break_output") && row == 0) v.x[5] = -v.x[5] + 1;
         drafts.token(w, v, o_.how, out_unit(zero), y, bound);
         for (int64_t i = 0; i < inner; i++) outputs_.add(widen(out[size_t((first + t) * out_pitch + i)]), y[size_t(i)], bound[size_t(i)]);
         if (t + 1 == accepted[row]) truth = drafts;
@@ -254,7 +254,7 @@ class engine_under_test {
   }
 
   options o_;
-  const char *broken_;
+  const char *argument_;
   random_numbers r_{7};
   replayssm_context *context_ = nullptr;
   replayssm_slots *slots_ = nullptr;
@@ -268,8 +268,8 @@ class engine_under_test {
 }  // namespace
 
 int main(int argc, char **argv) {
-  const char *broken = argc > 1 ? argv[1] : nullptr;
-  engine_under_test<uint16_t>({"vLLM, SPLIT32, HIGH", true, readout::high}, broken).run();
-  engine_under_test<float>({"mamba_ssm, F32, FULL", false, readout::full}, broken).run();
+  const char *argument = argc > 1 ? argv[1] : nullptr;
+  engine_under_test<uint16_t>({"vLLM, SPLIT32, HIGH", true, readout::high}, argument).run();
+  engine_under_test<float>({"mamba_ssm, F32, FULL", false, readout::full}, argument).run();
   return 0;
 }
