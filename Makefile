@@ -57,6 +57,7 @@ examples: $(if $(WITHOUT_CMAKE),,$(filter $(BUILD)/%,$(CMAKE)))
 ifeq ($(WITHOUT_CMAKE),yes)
 	mkdir -p $(BUILD)/examples
 	$(EXAMPLE) examples-cpp/selective_state_update.cpp $(LINKED) -o $(BUILD)/examples/selective_state_update
+	$(EXAMPLE) examples-cpp/adapters/*.cpp examples-cpp/adapters/*/*.cpp $(LINKED) -o $(BUILD)/examples/adapters
 	(printf 'R"CUDA('; cat examples-cpp/demo/cuda/params.h examples-cpp/demo/cuda/kernels.cu; echo ')CUDA"') >$(BUILD)/examples/kernels.inc
 	$(EXAMPLE) -ffp-contract=off -pthread -I$(BUILD)/examples -DDEMO_MODEL_FOLDER='"$(CURDIR)/examples-cpp/demo/model"' \
 		-DDEMO_NVRTC='"$(DEMO_NVRTC)"' examples-cpp/demo/*.cpp examples-cpp/demo/cuda/*.cpp $(LINKED) -ldl -o $(BUILD)/examples/demo
@@ -65,6 +66,7 @@ else
 	$(CMAKE) --build $(BUILD)/examples
 endif
 	$(BUILD)/examples/selective_state_update
+	$(BUILD)/examples/adapters
 
 # Where the demo finds the compiler of its own kernels, on a machine with a GPU; empty: where the system has it.
 DEMO_NVRTC = $(or $(REPLAYSSM_NVRTC),$(if $(NVRTC),$(BUILD)/nvrtc/nvidia/cuda_nvrtc/lib/libnvrtc.so.12))

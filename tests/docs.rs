@@ -20,7 +20,7 @@ use toolchain::{
 };
 
 /// Documents whose code, names and links are checked.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 11] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/INTEGRATION.md",
@@ -28,6 +28,10 @@ const DOCUMENTS: [&str; 7] = [
     "docs/KERNELS.md",
     "docs/MEASUREMENTS.md",
     "examples-cpp/README.md",
+    "examples-cpp/adapters/vllm/README.md",
+    "examples-cpp/adapters/flashinfer/README.md",
+    "examples-cpp/adapters/trtllm/README.md",
+    "examples-cpp/adapters/onnxruntime_genai/README.md",
 ];
 
 /// Programs of `tests/snippets`, their languages, and the end of what they print.

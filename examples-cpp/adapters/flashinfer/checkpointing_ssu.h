@@ -38,7 +38,8 @@ replayssm_slots_desc slots_desc(std::int32_t state_cache_size, std::int32_t ring
 Status start(const replayssm_slots* slots, const std::int32_t* state_indices, std::int32_t n, const std::int64_t* positions,
              const std::uint64_t* seeds, const replayssm_exec* exec);
 
-// One layer of a model step. x, z, out: [batch, T, nheads, dim]; with cu_seqlens, as z and all others: [1, tokens, nheads, dim], packed.
+// One layer of a model step. x, z, out: [batch, T, nheads, dim], x and z of the pool's io, out of its out, the last axis contiguous.
+// With cu_seqlens these and those below are packed, [1, T, ..], T being the token rows of all.
 // dt: [batch, T, nheads, dim], broadcast from [batch, T, nheads]. A: [nheads, dim, dstate], broadcast from [nheads].
 // B, C: [batch, T, ngroups, dstate]. D: [nheads, dim]. dt_bias: [nheads, dim], broadcast. D, z, dt_bias may be absent.
 // Padded rows get zeros. Nothing moves until `advance`; a step may be run again.
