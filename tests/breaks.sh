@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shows that the exactness tests can fail: each named one-line break of the library turns its test red.
+# Shows that the exactness tests can fail: each named one-line break of the library, or of an adapter, turns its test red.
 #
 #   tests/breaks.sh            applies each break to a copy of the tree and runs its test (a few minutes)
 #   tests/breaks.sh WORDS      only those whose names match the regular expression
@@ -124,6 +124,13 @@ a fold kernel sets no tag~cuda/common/fold.cuh~s/half \+ H == 2 && c\.rows > 0/h
 a snapshot kernel misses what is just reached~cuda/common/batch.cuh~s/wanted <= c\.position;/wanted < c.position;/~--test life a_prefix
 a copy kernel leaves words behind~cuda/slots/copy.cu~s/whole \/ 16, swap/whole \/ 16 - 1, swap/~--test life many_forks
 a load kernel believes any tag~cuda/slots/copy.cu~s/bool stands = from\[i\] == position;/bool stands = from[i] <= position;/~--test life a_checkpoint_that
+an adapter's column of a block table~examples-cpp/adapters/vllm/selective_state_update.cpp~s/(m\.state_batch_indices\.dtype), m\.state_batch_indices\.stride\[0\]\)/$1, 1)/~--test engines the_vllm_adapter
+an adapter's null block~examples-cpp/adapters/vllm/selective_state_update.cpp~s/batch->flags = REPLAYSSM_BATCH_NULL_ID;/batch->flags = 0;/~--test engines the_vllm_adapter
+an adapter's counts are those of rejected tokens~examples-cpp/adapters/vllm/selective_state_update.cpp~s/REPLAYSSM_ACCEPTED;/REPLAYSSM_REJECTED;/~--test engines the_vllm_adapter
+an adapter folds later than its engine~examples-cpp/adapters/flashinfer/checkpointing_ssu.cpp~s/ring_buffer_len - T_max;/ring_buffer_len;/~--test engines the_flashinfer_adapter
+an adapter's dt at the end of its padding~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/projected - dt_padded/projected - p.nheads/~--test engines the_tensorrt_llm_adapter
+an adapter's states as they come~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/STATE_COL_MAJOR/STATE_ROW_MAJOR/~--test engines the_tensorrt_llm_adapter
+an adapter's present is past~examples-cpp/adapters/onnxruntime_genai/varlen_gated_delta_net.cpp~s/1 - past\.bank/past.bank/~--test engines genai_adapter
 TABLE
 }
 
@@ -168,7 +175,7 @@ build_device() { tests/emulated/build.sh "$emulated/kernels" "$emulated" "$copy/
 
 rm -rf "$copy"
 mkdir -p "$copy"
-cp -rp Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml src cuda tests include "$copy"
+cp -rp Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml src cuda tests include examples-cpp "$copy"
 check=false wanted=
 case ${1:-} in --check) check=true ;; *) wanted=${1:-} ;; esac
 red=0 total=0

@@ -131,15 +131,7 @@ class engine_under_test {
     const int n = short_run ? 6 : steps;
     for (int i = 0; i < n; i++) step(i == n - 1);
     for (int l = 0; l < n_layers; l++) {
-      std::vector<float> state(size_t(rows) * size_t(shape.HV) * V * K);
-      std::vector<int32_t> slots;
-      for (int row = 0; row < rows; row++) slots.push_back(past_.bank * capacity + first + row);
-      const auto list = adapters::host_list(slots.data(), rows);
-      auto dense = REPLAYSSM_INIT(replayssm_state);
-      dense.dtype = REPLAYSSM_F32;
-      dense.layer = l;
-      dense.data = state.data();
-      must(adapters::check(replayssm_export(pool_, &list, nullptr, &dense, nullptr)));
+      const std::vector<float> state = states_of(past_.bank, l);
       const float *at = state.data();
       for (int row = 0; row < rows; row++) {
         const delta_fp64 &truth = truth_[size_t(row)][size_t(l)];
@@ -157,6 +149,20 @@ class engine_under_test {
   }
 
  private:
+  // States of all rows in a bank.
+  std::vector<float> states_of(int bank, int layer) const {
+    std::vector<float> state(size_t(rows) * size_t(shape.HV) * V * K);
+    std::vector<int32_t> slots;
+    for (int row = 0; row < rows; row++) slots.push_back(bank * capacity + first + row);
+    const auto list = adapters::host_list(slots.data(), rows);
+    auto dense = REPLAYSSM_INIT(replayssm_state);
+    dense.dtype = REPLAYSSM_F32;
+    dense.layer = layer;
+    dense.data = state.data();
+    must(adapters::check(replayssm_export(pool_, &list, nullptr, &dense, nullptr)));
+    return state;
+  }
+
   void step(bool last) {
     std::vector<int32_t> cu_seqlens{0}, kept;
     for (int row = 0; row < rows; row++) {
@@ -169,12 +175,14 @@ class engine_under_test {
     discarded_ += discard;
     past_.cu_seqlens = cu_seqlens.data();
     past_.num_tokens = cu_seqlens.back();
+    const std::vector<float> before = states_of(past_.bank, 0);
     genai::Interval present = past_;
     if (two_banks_) must(genai::present_from_past(slots_, past_, &present, nullptr));
     for (int l = 0; l < n_layers; l++) layer(l, present, cu_seqlens, discard ? std::vector<int32_t>() : kept, last);
     if (!discard) {
       if (last && is(argument_, "break")) kept[0]++;
       must(genai::commit(slots_, present, kept.data(), nullptr));
+      require(!two_banks_ || same_bytes(before, states_of(past_.bank, 0)), "a step on present has changed past");
       past_ = present;  // what was present is past
     }
   }

@@ -71,6 +71,8 @@ class block_memory {
   void *memory_ = nullptr;
 };
 
+const std::vector<int32_t> slots_in_use{4, 0, 5, 2};
+
 struct request {
   int32_t slot;
   std::vector<mamba2_fp64> layers;
@@ -94,7 +96,7 @@ class engine_under_test {
       weights_.back().softplus = whole_;
       if (!whole_) weights_.back().dt_bias.clear();
     }
-    for (const int32_t slot : {4, 0, 5, 2}) start(slot);  // 1 and 3 stay NaN
+    start();
   }
 
   ~engine_under_test() {
@@ -110,14 +112,16 @@ class engine_under_test {
     const bool short_run = is(argument_, "short");
     const int n = short_run ? 6 : steps;
     for (int i = 0; i < n; i++) step(i == n - 1);
-    for (const request &q : requests_) {
-      for (int l = 0; l < n_layers; l++) {
-        std::vector<float> back(static_cast<size_t>(sizes.state_size()));
-        must(trtllm::hand_back_states({pool_, l}, &q.slot, 1, back.data(), REPLAYSSM_F32, 0, nullptr));
-        const mamba2_fp64 &truth = q.layers[size_t(l)];
-        for (int64_t i = 0; i < sizes.state_size(); i++) {
-          states_.add(widen(back[size_t(transposed(i))]), truth.S[size_t(i)], truth.E[size_t(i)]);
-        }
+    const int64_t size = sizes.state_size(), stride = size + 16;
+    for (int l = 0; l < n_layers; l++) {
+      std::vector<float> back = nans<float>(static_cast<int64_t>(requests_.size()) * stride);
+      must(trtllm::hand_back_states({pool_, l}, slots_in_use.data(), static_cast<int32_t>(requests_.size()), back.data(), REPLAYSSM_F32,
+                                    stride, nullptr));
+      for (size_t entry = 0; entry < requests_.size(); entry++) {
+        const float *from = back.data() + static_cast<int64_t>(entry) * stride;
+        const mamba2_fp64 &truth = requests_[entry].layers[size_t(l)];
+        for (int64_t i = 0; i < size; i++) states_.add(widen(from[transposed(i)]), truth.S[size_t(i)], truth.E[size_t(i)]);
+        require(std::all_of(from + size, from + stride, is_sentinel<float>), "memory beside the states was written");
       }
     }
     require_near(outputs_, states_, false);
@@ -138,20 +142,24 @@ class engine_under_test {
     return (h * sizes.state + n) * sizes.dim + d;
   }
 
-  // A prompt kernel of theirs has left bf16 states, a layer and then something else.
-  void start(int32_t slot) {
-    const int64_t position = 100 + slot;
-    must(trtllm::start(slots_, &slot, 1, &position, nullptr));
-    requests_.push_back({slot, {}});
+  // A prompt kernel of theirs has left bf16 states of four requests, each followed by something else. Blocks 1 and 3 stay NaN.
+  void start() {
+    const std::vector<int64_t> positions{104, 100, 105, 102};
+    const int32_t n = static_cast<int32_t>(slots_in_use.size());
+    const int64_t size = sizes.state_size(), stride = size + 64;
+    must(trtllm::start(slots_, slots_in_use.data(), n, positions.data(), nullptr));
+    for (const int32_t slot : slots_in_use) requests_.push_back({slot, {}});
     for (int l = 0; l < n_layers; l++) {
-      std::vector<uint16_t> left = nans<uint16_t>(sizes.state_size() + 64);
-      std::vector<float> dense(static_cast<size_t>(sizes.state_size()));
-      for (int64_t i = 0; i < sizes.state_size(); i++) {
-        dense[size_t(i)] = static_cast<float>(store(left[size_t(transposed(i))], r_.between(-1, 1)));
+      std::vector<uint16_t> left = nans<uint16_t>(n * stride);
+      std::vector<float> dense(static_cast<size_t>(size));
+      for (int entry = 0; entry < n; entry++) {
+        for (int64_t i = 0; i < size; i++) {
+          dense[size_t(i)] = static_cast<float>(store(left[size_t(entry * stride + transposed(i))], r_.between(-1, 1)));
+        }
+        requests_[size_t(entry)].layers.emplace_back(sizes);
+        requests_[size_t(entry)].layers.back().begin(dense.data());
       }
-      must(trtllm::take_over_states({pool_, l}, &slot, 1, left.data(), REPLAYSSM_BF16, sizes.state_size() + 64, nullptr));
-      requests_.back().layers.emplace_back(sizes);
-      requests_.back().layers.back().begin(dense.data());
+      must(trtllm::take_over_states({pool_, l}, slots_in_use.data(), n, left.data(), REPLAYSSM_BF16, stride, nullptr));
     }
   }
 

@@ -29,6 +29,7 @@ struct options {
 
 struct request {
   int32_t block, seat;
+  int64_t position;
   std::vector<mamba2_fp64> layers;
 };
 
@@ -64,13 +65,19 @@ class engine_under_test {
     const int n = short_run ? 6 : steps;
     for (int i = 0; i < n; i++) step(i % 2 == 1, i == n - 1);
     compare_states();
+    require_near(outputs_, states_, sizeof(Out) == 2);
+    for (const request &q : requests_) {
+      replayssm_cursor cursor;
+      const auto list = adapters::host_list(&q.block, 1, &q.seat);
+      must(adapters::check(replayssm_read_cursors(slots_, &list, &cursor, nullptr)));
+      require(cursor.position == q.position, "a position is not the number of accepted tokens");
+    }
     auto report = REPLAYSSM_INIT(replayssm_report);
     must(adapters::check(replayssm_check(slots_, 0, &report)));
     require(report.bits == 0, "a fault bit is set");
     auto stats = REPLAYSSM_INIT(replayssm_stats);
     must(adapters::check(replayssm_stats_read(slots_, &stats)));
     require(short_run || (stats.flushes > 0 && rejected_ > 0 && nulls_ > 0 && empty_ > 0), "something never happened");
-    require_near(outputs_, states_, sizeof(Out) == 2);
     std::printf("vllm_adapter: %s: %lld outputs, relative error %.1e, at most %.3f of the bound; states %.1e, %.3f\n", o_.name,
                 static_cast<long long>(outputs_.n), outputs_.relative(), outputs_.worst, states_.relative(), states_.worst);
   }
@@ -78,11 +85,10 @@ class engine_under_test {
  private:
   // Even requests begin behind a prompt kernel, with states that it has left in a row of 3 dstate elements for each channel.
   void start(int i) {
-    request q{static_cast<int32_t>(2 + 2 * i), static_cast<int32_t>(n_requests - 1 - i), {}};
+    request q{static_cast<int32_t>(2 + 2 * i), static_cast<int32_t>(n_requests - 1 - i), i % 2 == 0 ? 37 + i : 0, {}};
     if (!o_.of_vllm) q.seat = q.block;
     for (int l = 0; l < n_layers; l++) q.layers.emplace_back(sizes);
-    const int64_t position = i % 2 == 0 ? 37 + i : 0;
-    must(vllm::start(slots_, &q.block, o_.of_vllm ? &q.seat : nullptr, 1, &position, nullptr));
+    must(vllm::start(slots_, &q.block, o_.of_vllm ? &q.seat : nullptr, 1, &q.position, nullptr));
     for (int l = 0; l < n_layers && i % 2 == 0; l++) {
       std::vector<float> dense;
       const int64_t row = 3 * sizes.state, head = sizes.dim * row;
@@ -115,7 +121,10 @@ class engine_under_test {
       accepted.push_back(length == 0 || i < 0 ? 0 : packed ? (last ? 2 : 1 + r_.below(length)) : 1);
       table.insert(table.end(), {i < 0 ? (o_.of_vllm ? 0 : -1) : requests_[size_t(i)].block, -77, 1 << 20});
       seats.push_back(i < 0 ? 0 : requests_[size_t(i)].seat);
-      if (i >= 0) rejected_ += length - accepted.back();
+      if (i >= 0) {
+        rejected_ += length - accepted.back();
+        requests_[size_t(i)].position += accepted.back();
+      }
       nulls_ += i < 0;
       empty_ += length == 0;
     }
