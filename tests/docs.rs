@@ -20,7 +20,7 @@ use toolchain::{
 };
 
 /// Documents whose code, names and links are checked.
-const DOCUMENTS: [&str; 11] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/INTEGRATION.md",
@@ -32,6 +32,8 @@ const DOCUMENTS: [&str; 11] = [
     "examples-cpp/adapters/flashinfer/README.md",
     "examples-cpp/adapters/trtllm/README.md",
     "examples-cpp/adapters/onnxruntime_genai/README.md",
+    "examples-cpp/adapters/ggml/README.md",
+    "examples-cpp/adapters/pytorch/README.md",
 ];
 
 /// Programs of `tests/snippets`, their languages, and the end of what they print.
@@ -141,7 +143,11 @@ fn code_in_documents_is_the_code_that_is_tested() {
         let compiled = PROGRAMS.iter().any(|(program, ..)| source.ends_with(program)) || source.ends_with("/engine.h");
         assert!(compiled, "{source} is not compiled");
     }
-    assert_eq!(used, known, "regions in documents, and regions of tests/snippets");
+    // The adapters' documents show the programs that test them.
+    for source in ["tests/engines/ggml_adapter.cpp"] {
+        known.extend(regions(&read(source)).into_iter().map(|name| (source.to_owned(), name.to_owned())));
+    }
+    assert_eq!(used, known, "regions in documents, and regions of what is compiled");
 }
 
 #[test]
@@ -238,6 +244,7 @@ fn identifiers<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
 fn names_in_documents_are_the_headers() {
     let header = read("include/replayssm.h");
     let cmake = read("CMakeLists.txt");
+    let adapters = read("examples-cpp/adapters/ggml/replayssm_ggml.hpp");
     // Variables of the build.
     let build = read("build-support/kernels.rs") + &read("build-support/nvrtc.rs");
     for document in DOCUMENTS {
@@ -245,7 +252,7 @@ fn names_in_documents_are_the_headers() {
         for prefix in ["replayssm_", "REPLAYSSM_"] {
             for name in identifiers(&document_text, prefix) {
                 let of_tests = ["REPLAYSSM_WRITE_", "REPLAYSSM_TEST_"].iter().any(|prefix| name.starts_with(prefix));
-                let known = [&header, &cmake, &build].iter().any(|text| text.contains(name)) || of_tests;
+                let known = [&header, &cmake, &build, &adapters].iter().any(|text| text.contains(name)) || of_tests;
                 assert!(known, "{document} speaks of {name}");
             }
         }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetches ggml and builds its CPU backend into build/ggml/libggml.a, for tests/ggml.rs. The source is the archive of llama-cpp-python,
-# pinned by version and hash (packaging/ggml.txt); nothing of it is committed. Two to three minutes on two cores, once.
+# pinned by version and hash (packaging/ggml.txt); nothing of it is committed. About a minute on two cores, once.
 #
 # Where that cannot be had, a line "skipped: ggml because ..." says why, and the status is 0.
 set -euo pipefail
@@ -32,21 +32,25 @@ made_of=$(cat packaging/ggml.txt tests/ggml.sh && echo "$CC $CXX $flags")
 [ -f "$here/libggml.a" ] && [ "$made_of" = "$(cat "$here/made-of" 2>/dev/null)" ] && exit 0
 rm -f "$here/libggml.a" "$here/made-of"
 
-if [ ! -d "$here/source" ]; then
+if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt"; then
   python3 -c 'import ensurepip' 2>/dev/null || skip "Python cannot install packages here"
   python3 -m venv "$here/venv"
-  pip=("$here/venv/bin/pip" --quiet --disable-pip-version-check)
+  pip=("$here/venv/bin/pip" --quiet --disable-pip-version-check --retries 2)
   rm -rf "$here/archive"
   "${pip[@]}" install --no-deps --only-binary=:all: --require-hashes -r packaging/ggml-backend.txt >"$log" 2>&1 &&
     "${pip[@]}" download --no-deps --no-binary=llama-cpp-python --no-build-isolation --require-hashes -d "$here/archive" \
-      -r packaging/ggml.txt >>"$log" 2>&1 ||
+      -r packaging/ggml.txt >>"$log" 2>&1 || {
+    # Something else under that name is no reason to skip.
+    if grep -q 'DO NOT MATCH THE HASHES' "$log"; then cat "$log" && exit 1; fi
     skip "it cannot be fetched: $(grep -v '^ *$' "$log" | tail -1)"
+  }
   # The folder has its name when all of it is there.
-  rm -rf "$here/unpacked"
+  rm -rf "$here/unpacked" "$here/source"
   mkdir "$here/unpacked"
   tar -xzf "$here"/archive/*.tar.gz -C "$here/unpacked" --strip-components=4 --wildcards --no-wildcards-match-slash \
     '*/vendor/llama.cpp/ggml/CMakeLists.txt' '*/vendor/llama.cpp/ggml/include' '*/vendor/llama.cpp/ggml/src/*.*' \
     '*/vendor/llama.cpp/ggml/src/ggml-cpu'
+  cp packaging/ggml.txt "$here/unpacked/pinned.txt"
   mv "$here/unpacked" "$here/source"
   rm -rf "$here/archive" "$here/venv"
 fi

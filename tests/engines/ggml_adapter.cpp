@@ -259,7 +259,7 @@ class with_library {
       : threads(n_threads), shape_(s), A_(A), kept_(small + n_layers * static_cast<size_t>(s.state()) * n_cells * sizeof(float)),
         graph_(graph_bytes(s)) {
     // >>> create
-    std::vector<ggml_tensor *> states;  // the engine's, of each layer: [d_state, head_dim, n_head, n_cells]
+    std::vector<ggml_tensor *> states;  // the engine's own, one per layer
     for (int layer = 0; layer < n_layers; layer++) {
       states.push_back(ggml_new_tensor_4d(kept_.get(), GGML_TYPE_F32, s.columns(), s.rows(), s.heads(), n_cells));
     }
@@ -281,15 +281,25 @@ class with_library {
     for (const int32_t cell : cells) memory_->clear(cell);
   }
 
-  outputs run(const ubatch &u) {
+  outputs run(const ubatch &u, const int32_t *rows = cells) {
     outputs out;
     for (int layer = 0; layer < n_layers; layer++) {
       const shape &s = shape_;
       const inputs &in = u.layers[static_cast<size_t>(layer)];
       ggml_context *ctx = graph_.renewed();
-      const input_tensors t = tensors_of(ctx, s, u, in, A_, std::vector<int32_t>(cells, cells + u.n_rows));
-      ggml_tensor *y = s.delta ? layers_->gated_delta_net(ctx, layer, t.first, t.second, t.value, t.gate, t.beta, t.ids)
-                               : layers_->ssm_scan(ctx, layer, t.value, t.gate, t.A, t.first, t.second, t.ids);
+      const input_tensors t = tensors_of(ctx, s, u, in, A_, std::vector<int32_t>(rows, rows + u.n_rows));
+      ggml_tensor *y;
+      if (s.delta) {
+        ggml_tensor *v = t.value, *k = t.second, *q = t.first, *g = t.gate, *beta = t.beta, *ids = t.ids;
+        // >>> gated_delta_net
+        y = layers_->gated_delta_net(ctx, layer, q, k, v, g, beta, ids);
+        // <<< gated_delta_net
+      } else {
+        ggml_tensor *x = t.value, *dt = t.gate, *A = t.A, *B = t.first, *C = t.second, *ids = t.ids;
+        // >>> ssm_scan
+        y = layers_->ssm_scan(ctx, layer, x, dt, A, B, C, ids);
+        // <<< ssm_scan
+      }
       ggml_cgraph *graph = ggml_new_graph(ctx);
       ggml_build_forward_expand(graph, y);
       threads.compute(graph);
@@ -302,12 +312,17 @@ class with_library {
   void accept(const ubatch &u, const std::vector<int32_t> &rejected, bool by_removal) {
     if (!by_removal) {
       // >>> commit
+      // Once the graph was computed: n_rows sequences of n_tokens tokens each.
       memory_->commit(cells, u.n_rows, u.n_tokens, rejected.data());
       // <<< commit
     } else {
       memory_->commit(cells, u.n_rows, u.n_tokens);
       for (int i = 0; i < u.n_rows; i++) {
-        require(memory_->remove_tail(cells[i], rejected[static_cast<size_t>(i)]), "rejected drafts could not be removed");
+        const int32_t n = rejected[static_cast<size_t>(i)];
+        // >>> remove_tail
+        const bool removed = memory_->remove_tail(cells[i], n);  // or later, as llama_memory_seq_rm does
+        // <<< remove_tail
+        require(removed, "rejected drafts could not be removed");
       }
     }
   }
@@ -322,7 +337,22 @@ class with_library {
 
   // Brings the states in the engine's tensors up to date.
   void fold() const {
-    for (const int32_t cell : cells) memory_->fold(cell);
+    for (const int32_t cell : cells) {
+      // >>> fold
+      memory_->fold(cell);  // the cell's states in the engine's tensors are those of all its tokens
+      // <<< fold
+    }
+  }
+  // An engine's way to load a session: states are copied into its tensors.
+  void load(int32_t cell, int32_t from) const {
+    for (int layer = 0; layer < n_layers; layer++) {
+      float *to = static_cast<float *>(states_[static_cast<size_t>(layer)]->data) + cell * shape_.state();
+      std::memcpy(to, state(layer, from), static_cast<size_t>(shape_.state()) * sizeof(float));
+    }
+    const int64_t position = memory_->position(from);
+    // >>> adopt
+    memory_->adopt(cell, position);  // the engine has written the cell's states into its tensors: those after so many tokens
+    // <<< adopt
   }
   const float *state(int layer, int32_t cell) const {
     return static_cast<const float *>(states_[static_cast<size_t>(layer)]->data) + cell * shape_.state();
@@ -438,6 +468,13 @@ result run(const shape &s, int n_threads, const replayssm_ggml::precision &preci
   }
   ours.require_untouched();
   require(rejected_drafts > 0, "no draft was rejected");
+  if (precision.format == REPLAYSSM_FORMAT_F32) {
+    // States that are read from the tensors and written back go on as the sequence does that they were read from.
+    const int32_t here = with_library::cells[1], there = 2;
+    ours.load(there, here);
+    const ubatch u = draw(s, r, n_states, 1);
+    require(same_bytes(ours.run(u, &here), ours.run(u, &there)), "a loaded state goes on in another way");
+  }
 
   std::printf("ggml_adapter: %s, %s, %d thread%s: %d ubatches, %d tokens rejected: outputs differ from ggml's by %.1e, states by %.1e\n", s.name,
               precision_name, n_threads, n_threads == 1 ? "" : "s", n_ubatches, rejected_drafts, worst_output, worst_state);

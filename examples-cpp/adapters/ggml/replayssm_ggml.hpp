@@ -12,8 +12,8 @@
 //   ssm_scan, gated_delta_net while a graph is built; it may be computed as often as wanted
 //   commit                    after the graph: how many tokens of each sequence do not stay
 //
-// A ubatch of up to 1 + n_rs_seq tokens per sequence is a step, whose states are not rewritten; a longer one, as of a prompt, goes
-// into the states token by token. Creating throws replayssm::Error. In a graph, where nobody could catch it, what is wrong aborts as
+// A ubatch of up to 1 + n_rs_seq tokens per sequence is a step: tokens are recorded, and states are rewritten once per window. A longer one,
+// as of a prompt, goes into the states token by token. It is by the number of tokens, in the graph and in the commit. Creating throws replayssm::Error. In a graph, where nobody could catch it, what is wrong aborts as
 // ggml's own operators do.
 #pragma once
 
@@ -158,7 +158,7 @@ class layers {
   layers &operator=(const layers &) = delete;
 
   // In the place of ggml_ssm_scan, with its arguments but for the states and K. dt with its bias, before softplus. The result is the
-  // output alone: [head_dim, n_head, n_seq_tokens, n_seqs], without D x and gate, as ggml's. This object must outlive the graph.
+  // output alone: [head_dim, n_head, n_seq_tokens, n_seqs], without D x and gate, as ggml's. This object and its memory must outlive the graph.
   ggml_tensor *ssm_scan(ggml_context *ctx, int32_t layer, ggml_tensor *x, ggml_tensor *dt, ggml_tensor *A, ggml_tensor *B,
                         ggml_tensor *C, ggml_tensor *ids) {
     GGML_ASSERT(desc_.family == REPLAYSSM_MAMBA2);
