@@ -257,7 +257,7 @@ class with_library {
 
   with_library(const shape &s, const std::vector<float> &A, int n_threads, const replayssm_ggml::precision &precision)
       : threads(n_threads), shape_(s), A_(A), kept_(small + n_layers * static_cast<size_t>(s.state()) * n_cells * sizeof(float)),
-        graph_(graph_bytes(s)) {
+        graph_(n_layers * graph_bytes(s)) {
     // >>> create
     std::vector<ggml_tensor *> states;  // the engine's own, one per layer
     for (int layer = 0; layer < n_layers; layer++) {
@@ -281,12 +281,14 @@ class with_library {
     for (const int32_t cell : cells) memory_->clear(cell);
   }
 
+  // All layers in one graph, as a model's.
   outputs run(const ubatch &u, const int32_t *rows = cells) {
-    outputs out;
+    const shape &s = shape_;
+    ggml_context *ctx = graph_.renewed();
+    ggml_cgraph *graph = ggml_new_graph(ctx);
+    std::vector<ggml_tensor *> results;
     for (int layer = 0; layer < n_layers; layer++) {
-      const shape &s = shape_;
       const inputs &in = u.layers[static_cast<size_t>(layer)];
-      ggml_context *ctx = graph_.renewed();
       const input_tensors t = tensors_of(ctx, s, u, in, A_, std::vector<int32_t>(rows, rows + u.n_rows));
       ggml_tensor *y;
       if (s.delta) {
@@ -300,11 +302,12 @@ class with_library {
         y = layers_->ssm_scan(ctx, layer, x, dt, A, B, C, ids);
         // <<< ssm_scan
       }
-      ggml_cgraph *graph = ggml_new_graph(ctx);
       ggml_build_forward_expand(graph, y);
-      threads.compute(graph);
-      append(out, y->data, ggml_nelements(y));
+      results.push_back(y);
     }
+    threads.compute(graph);
+    outputs out;
+    for (const ggml_tensor *y : results) append(out, y->data, ggml_nelements(y));
     return out;
   }
 
@@ -455,14 +458,17 @@ result run(const shape &s, int n_threads, const replayssm_ggml::precision &preci
     if (i % 8 == 0) look_at_states();
   }
   look_at_states();
-  for (int seq = 0; seq < n_seqs; seq++) require(ours.position(seq) == tokens[static_cast<size_t>(seq)], "a position is not the number of tokens");
+  for (int seq = 0; seq < n_seqs; seq++) {
+    require(ours.position(seq) == tokens[static_cast<size_t>(seq)], "a position is not the number of tokens");
+  }
   if (precision.format == REPLAYSSM_FORMAT_F32) {
     ours.fold();
     for (int layer = 0; layer < n_layers; layer++) {
       for (int seq = 0; seq < n_seqs; seq++) {
         const float *state = ours.state(layer, with_library::cells[seq]);
-        require(std::memcmp(state, last.states.data() + (layer * n_seqs + seq) * s.state(), static_cast<size_t>(s.state()) * sizeof(float)) == 0,
-                "a state in the engine's tensor is not the exported one");
+        const float *exported = last.states.data() + (layer * n_seqs + seq) * s.state();
+        const bool same = std::memcmp(state, exported, static_cast<size_t>(s.state()) * sizeof(float)) == 0;
+        require(same, "a state in the engine's tensor is not the exported one");
       }
     }
   }
@@ -476,16 +482,16 @@ result run(const shape &s, int n_threads, const replayssm_ggml::precision &preci
     require(same_bytes(ours.run(u, &here), ours.run(u, &there)), "a loaded state goes on in another way");
   }
 
-  std::printf("ggml_adapter: %s, %s, %d thread%s: %d ubatches, %d tokens rejected: outputs differ from ggml's by %.1e, states by %.1e\n", s.name,
-              precision_name, n_threads, n_threads == 1 ? "" : "s", n_ubatches, rejected_drafts, worst_output, worst_state);
+  std::printf("ggml_adapter: %s, %s, %d thread%s: %d ubatches, %d tokens rejected: outputs differ from ggml's by %.1e, states by %.1e\n",
+              s.name, precision_name, n_threads, n_threads == 1 ? "" : "s", n_ubatches, rejected_drafts, worst_output, worst_state);
   if (print_costs) {
-    const double mb = 1e-6, state_mb = static_cast<double>(s.state()) * sizeof(float) * mb, ring_mb = static_cast<double>(ours.ring_bytes()) * mb;
-    const double per_layer = 1e3 / n_ubatches / n_layers;
-    std::printf("ggml_adapter: %s: MB of a sequence and layer for up to %d drafts: state %.2f + ring %.2f = %.2f; ggml %d states %.2f, and in a "
-                "graph of %d sequences %.2f; ms per ubatch and layer %.2f, ggml %.2f\n",
-                s.name, n_rs_seq, state_mb, ring_mb, state_mb + ring_mb, n_states, state_mb * n_states, n_seqs,
-                static_cast<double>(theirs.scratch_bytes()) * mb, (ours.threads.seconds - prompt_seconds[1]) * per_layer,
-                (theirs.threads.seconds - prompt_seconds[0]) * per_layer);
+    const double mb = 1e-6, per_layer = 1e3 / n_ubatches / n_layers;
+    const double state = static_cast<double>(s.state()) * sizeof(float) * mb, ring = static_cast<double>(ours.ring_bytes()) * mb;
+    const double scratch = static_cast<double>(theirs.scratch_bytes()) * mb;
+    std::printf("ggml_adapter: %s: MB of a sequence and layer for up to %d drafts: state %.2f + ring %.2f = %.2f; ggml %d states %.2f, "
+                "and in a graph of %d sequences %.2f; ms per ubatch and layer %.2f, ggml %.2f\n",
+                s.name, n_rs_seq, state, ring, state + ring, n_states, state * n_states, n_seqs, scratch,
+                (ours.threads.seconds - prompt_seconds[1]) * per_layer, (theirs.threads.seconds - prompt_seconds[0]) * per_layer);
   }
   return last;
 }

@@ -12,9 +12,11 @@
 //   ssm_scan, gated_delta_net while a graph is built; it may be computed as often as wanted
 //   commit                    after the graph: how many tokens of each sequence do not stay
 //
-// A ubatch of up to 1 + n_rs_seq tokens per sequence is a step: tokens are recorded, and states are rewritten once per window. A longer one,
-// as of a prompt, goes into the states token by token. It is by the number of tokens, in the graph and in the commit. Creating throws replayssm::Error. In a graph, where nobody could catch it, what is wrong aborts as
-// ggml's own operators do.
+// A ubatch of up to 1 + n_rs_seq tokens per sequence is a step: tokens are recorded, and states are rewritten once per window. A longer
+// one, as of a prompt, goes into the states token by token. Graph and commit both decide it by the number of tokens.
+//
+// Creating, and calls between graphs, throw replayssm::Error. In a graph, where nobody could catch it, what is wrong aborts as ggml's own
+// operators do. What is wrong with ids shows in slots().report().
 #pragma once
 
 #include <ggml.h>
@@ -144,7 +146,7 @@ struct precision {
 class layers {
  public:
   // states: of each layer a contiguous tensor with all cells, [d_state, head_dim, n_head, n_cells] or of any shape with these elements.
-  // It stays the engine's, and must outlive this object. Clear each cell before its first ubatch.
+  // They stay the engine's, and must outlive this object, as the memory must. Clear each cell before its first ubatch.
   layers(memory &m, const mamba2_shape &shape, const std::vector<ggml_tensor *> &states, const precision &p = {})
       : layers(m, mamba2_desc(shape, static_cast<int32_t>(states.size()), p),
                int64_t{shape.n_head} * shape.head_dim * shape.d_state, states) {}
@@ -158,7 +160,7 @@ class layers {
   layers &operator=(const layers &) = delete;
 
   // In the place of ggml_ssm_scan, with its arguments but for the states and K. dt with its bias, before softplus. The result is the
-  // output alone: [head_dim, n_head, n_seq_tokens, n_seqs], without D x and gate, as ggml's. This object and its memory must outlive the graph.
+  // output alone: [head_dim, n_head, n_seq_tokens, n_seqs], without D x and gate, as ggml's. This object must outlive the graph.
   ggml_tensor *ssm_scan(ggml_context *ctx, int32_t layer, ggml_tensor *x, ggml_tensor *dt, ggml_tensor *A, ggml_tensor *B,
                         ggml_tensor *C, ggml_tensor *ids) {
     GGML_ASSERT(desc_.family == REPLAYSSM_MAMBA2);
