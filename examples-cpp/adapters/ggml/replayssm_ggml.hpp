@@ -9,11 +9,12 @@
 //
 //   memory, layers            once, when the engine has its state tensors
 //   clear                     a sequence begins in a cell
-//   ssm_scan, gated_delta_net while a graph is built; it may be computed as often as wanted
+//   ssm_scan, gated_delta_net while a graph is built, which may serve for many ubatches of its shape
 //   commit                    after the graph: how many tokens of each sequence do not stay
 //
 // A ubatch of up to 1 + n_rs_seq tokens per sequence is a step: tokens are recorded, and states are rewritten once per window. A longer
-// one, as of a prompt, goes into the states token by token. Graph and commit both decide it by the number of tokens.
+// one, as of a prompt, goes into the states token by token. Graph and commit both decide it by the number of tokens. A step may be computed
+// again before its commit, or abandoned; the other may not: clear the cell then.
 //
 // Creating, and calls between graphs, throw replayssm::Error. In a graph, where nobody could catch it, what is wrong aborts as ggml's own
 // operators do. What is wrong with ids shows in slots().report().
