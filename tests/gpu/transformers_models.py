@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Models of the transformers package with random weights: their recurrent updates and convolutions answered by the library, token by token.
 
-    python3 tests/gpu/transformers_models.py libreplayssm.so
+    python3 tests/gpu/transformers_models.py libreplayssm.so [Mamba-2 Nemotron-H Qwen3-Next "Kimi Linear"]
 
 Needs a GPU, PyTorch, and transformers 5. A prompt runs through the unmodified model, whose states are taken over; then 256 tokens are decoded greedily by it, and
 by the same model with its layers' decoding replaced. In fp32 tokens are equal; in bfloat16 up to the first near-tie, of which the margin is printed: by how much
@@ -57,11 +57,53 @@ def qwen3_next():
     return transformers.Qwen3NextForCausalLM(config)
 
 
+def nemotron_h():
+    config = transformers.NemotronHConfig(
+        vocab_size=997,
+        hidden_size=256,
+        intermediate_size=512,
+        layers_block_type=["linear_attention", "mlp", "linear_attention", "mlp", "full_attention", "mlp", "linear_attention", "mlp"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        mamba_num_heads=8,
+        mamba_head_dim=80,
+        n_groups=2,
+        chunk_size=16,
+    )
+    return transformers.NemotronHForCausalLM(config)
+
+
+def kimi_linear():
+    config = transformers.KimiLinearConfig(
+        vocab_size=997,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        linear_num_heads=4,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 2,
+        mlp_layer_types=["dense"] * 8,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return transformers.KimiLinearForCausalLM(config)
+
+
+MIXERS = ("Mamba2Mixer", "NemotronHMamba2Mixer", "Qwen3NextGatedDeltaNet", "KimiLinearDeltaAttention")
+
+
 class Replaced:
     """The library's pools for a model's mixers, and what takes the place of their forward while `batch` is set."""
 
     def __init__(self, model, path):
-        self.mixers = [m for m in model.modules() if type(m).__name__ in ("Mamba2Mixer", "Qwen3NextGatedDeltaNet")]
+        self.mixers = [m for m in model.modules() if type(m).__name__ in MIXERS]
         self.batch = None
         first, n = self.mixers[0], len(self.mixers)
         io = str(model.dtype).rsplit(".", 1)[-1]
@@ -69,9 +111,13 @@ class Replaced:
         self.ids = torch.arange(ROWS, device="cuda", dtype=torch.int32)
         self.convolutions = replay.Conv1dLayers(self.slots, n, first.conv_dim, first.conv_kernel_size, io=io)
         fmt = "f32" if io == "float32" else None
-        if type(first).__name__ == "Mamba2Mixer":
+        if type(first).__name__.endswith("Mamba2Mixer"):
             self.layers = replay.Mamba2Layers(self.slots, n, first.num_heads, first.head_dim, first.ssm_state_size, first.n_groups, io=io, fmt=fmt)
             forward = self.mamba2
+        elif type(first).__name__ == "KimiLinearDeltaAttention":
+            heads, width = first.num_heads, first.head_dim
+            self.layers = replay.DeltaLayers(self.slots, n, heads, heads, width, width, kind="kda", io=io, fmt=fmt)
+            forward = self.kimi
         else:
             self.layers = replay.DeltaLayers(
                 self.slots, n, first.num_k_heads, first.num_v_heads, first.head_k_dim, first.head_v_dim, io=io, fmt=fmt
@@ -89,7 +135,7 @@ class Replaced:
         return types.MethodType(choose, mixer)
 
     def take_over(self, cache):
-        """States and windows that a prompt has left, [entry, head, K, V] of Qwen3-Next."""
+        """States and windows that a prompt has left, [entry, head, K, V] of delta rules."""
         self.slots.reset(self.ids)
         for i, mixer in enumerate(self.mixers):
             held = cache.layers[mixer.layer_idx]
@@ -122,6 +168,17 @@ class Replaced:
         out = torch.empty(values, device="cuda", dtype=hidden.dtype)
         self.layers.step(i, self.batch, q.view(keys), k.view(keys), v.view(values), a.contiguous(), b.contiguous(), m.A_log, m.dt_bias, out)
         return m.out_proj(m.norm(out.reshape(-1, m.head_v_dim), z.reshape(-1, m.head_v_dim)).view(ROWS, 1, -1))
+
+
+    def kimi(self, m, i, hidden):
+        mixed = torch.cat([m.q_proj(hidden), m.k_proj(hidden), m.v_proj(hidden)], dim=-1)
+        heads = (ROWS, 1, m.num_heads, m.head_dim)
+        q, k, v = (t.view(heads) for t in self.convolve(m, i, mixed).split([m.qkv_dim] * 3, dim=-1))
+        gate, of_heads = m.forget_gate, (m.num_heads, m.head_dim)
+        g, beta = gate.f_b_proj(gate.f_a_proj(hidden)).view(heads), m.b_proj(hidden)
+        out = torch.empty(heads, device="cuda", dtype=hidden.dtype)
+        self.layers.step(i, self.batch, q, k, v, g, beta, gate.A_log.view(-1), gate.dt_bias.view(of_heads), out)
+        return m.o_proj(m.o_norm(out, m.g_b_proj(m.g_a_proj(hidden)).view(heads)).reshape(ROWS, 1, -1))
 
 
 @torch.no_grad()
@@ -173,7 +230,10 @@ def compare(name, make, dtype, path):
 
 def main():
     good = True
-    for name, make in [("Mamba-2", mamba2), ("Qwen3-Next", qwen3_next)]:
+    chosen = sys.argv[2:]
+    for name, make in [("Mamba-2", mamba2), ("Nemotron-H", nemotron_h), ("Qwen3-Next", qwen3_next), ("Kimi Linear", kimi_linear)]:
+        if chosen and name not in chosen:
+            continue
         for dtype in (torch.float32, torch.bfloat16):
             good = compare(name, make, dtype, os.path.abspath(sys.argv[1])) and good
     print("transformers: ok" if good else "transformers: tokens differ")
