@@ -30,6 +30,7 @@ NAN = float("nan")
 class Host:
     """A tensor in host memory, as far as the adapter asks: fp32 or an integer type, values in a flat list."""
 
+    device = "cpu"
     KINDS = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint8": ctypes.c_uint8}
 
     def __init__(self, shape, values, dtype="float32"):
@@ -220,18 +221,33 @@ def run(family, tensor, device, path, broken):
 
 def check_refusals(path):
     slots = replay.Slots(2, device=None, n_threads=1, path=path)
+    layers, ids = replay.Mamba2Layers(slots, 1, 4, 16, 32, 2, io="float32"), Host((2,), [0, 1], "int32")
     for make, words in [
         (lambda: replay.Mamba2Layers(slots, 1, 4, 0, 32, 2), "headdim is 0"),
         (lambda: replay.Slots(0, device=None, path=path), "n_slots is 0"),
         (lambda: replay.Batch(Host((1,), [0], "int32")), "tokens or cu_seqlens"),
+        (lambda: replay.Batch(Host((1,), [0.0]), tokens=1), "slots is float32; expected int32 or int64"),
+        (lambda: replay.Batch(Host((2,), [0, 1], "int32"), tokens=1, flush=Host((1,), [1], "uint8")), "flush has the shape (1,); expected (2,)"),
+        (lambda: slots.commit(replay.Batch(ids, tokens=1), Host((2,), [1, 1], "int64")), "counts is int64; expected int32"),
+        (lambda: replay.Mamba2Layers(slots, 1, 4, 16, 32, 2, fmt="fp32"), "fmt is fp32; expected"),
+        (lambda: layers.step(0, replay.Batch(ids, tokens=1), *[Host((2, 1, 4, 8), [0] * 64)] * 5), "x has the shape (2, 1, 4, 8); expected 16"),
+        (lambda: layers.load(0, ids, Host((1, 4, 16, 32), [0] * 2048)), "state has 1 entries; expected 2"),
     ]:
         try:
             make()
-        except (replay.ReplayError, ValueError) as error:
+        except (replay.ReplayError, TypeError, ValueError) as error:
             assert words in str(error), f"{error}; expected {words}"
         else:
             sys.exit(f"nothing was said; expected {words}")
-    print("refusals: in the library's words")
+    elsewhere = Host((2,), [1, 1], "int32")
+    elsewhere.device = "cuda:1"
+    try:
+        slots.commit(replay.Batch(ids, tokens=1), elsewhere)
+    except ValueError as error:
+        assert str(error) == "counts is on cuda:1; expected cpu", error
+    else:
+        sys.exit("a tensor of another device was taken")
+    print("refusals: in words")
 
 
 class OnDevice:
@@ -242,7 +258,7 @@ class OnDevice:
 
         self.tensor = torch.tensor(list(values), dtype=getattr(torch, dtype)).reshape(tuple(shape)).cuda()
         self.shape, self.dtype = self.tensor.shape, self.tensor.dtype
-        self.data_ptr, self.stride = self.tensor.data_ptr, self.tensor.stride
+        self.data_ptr, self.stride, self.device = self.tensor.data_ptr, self.tensor.stride, self.tensor.device
 
     def values(self):
         return self.tensor.flatten().tolist()

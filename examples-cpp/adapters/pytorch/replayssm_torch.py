@@ -98,6 +98,12 @@ def _structure(name):
 STRUCTURES = {name: _structure(name) for name in DESCRIPTORS}
 
 
+def _choice(name, given, among):
+    if given not in among:
+        raise ValueError(f"{name} is {given}; expected {', '.join(str(one) for one in among)}")
+    return among[given]
+
+
 def _make(name, **fields):
     value = STRUCTURES[name](struct_size=ctypes.sizeof(STRUCTURES[name]))
     for field, given in fields.items():
@@ -105,20 +111,35 @@ def _make(name, **fields):
     return value
 
 
-def _dtype(tensor):
-    name = str(tensor.dtype).rsplit(".", 1)[-1]
-    if name not in _DTYPES:
-        raise TypeError(f"dtype is {name}; expected one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+def _dtype(name, tensor, expected=("float32", "bfloat16", "float16")):
+    kind = str(tensor.dtype).rsplit(".", 1)[-1]
+    if kind not in expected:
+        raise TypeError(f"{name} is {kind}; expected {' or '.join(expected)}")
+    return _DTYPES.get(kind, 0)
 
 
-def _ids(tensor):
+def _ids(name, tensor, n=None):
     """A one-dimensional index array, in any stride."""
     if tensor is None:
         return _Ids()
-    if len(tensor.shape) != 1:
-        raise ValueError(f"ids have {len(tensor.shape)} dimensions; expected 1")
-    return _Ids(tensor.data_ptr(), tensor.stride()[0], _dtype(tensor), 0)
+    _length(name, tensor, n)
+    return _Ids(tensor.data_ptr(), tensor.stride()[0], _dtype(name, tensor, ("int32", "int64")), 0)
+
+
+def _length(name, tensor, n):
+    if len(tensor.shape) != 1 or (n is not None and tensor.shape[0] != n):
+        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected {'one dimension' if n is None else (n,)}")
+
+
+def _array(name, tensor, n, *expected):
+    """Where n elements lie one behind the other; None where they may be missing."""
+    if tensor is None:
+        return None
+    _length(name, tensor, n)
+    _dtype(name, tensor, expected)
+    if n > 1 and tensor.stride()[0] != 1:
+        raise ValueError(f"{name} has a stride of {tensor.stride()[0]}; expected 1")
+    return tensor.data_ptr()
 
 
 def _vectors(name, tensor, width):
@@ -135,11 +156,7 @@ def _vectors(name, tensor, width):
     if not 1 <= len(strides) <= 3:
         raise ValueError(f"{name} has the shape {tuple(shape)}; expected [row, token, head], [token, head] or [head] in front of the values")
     strides = [0] * (3 - len(strides)) + strides
-    return _Tensor(tensor.data_ptr(), *strides, _dtype(tensor), 0)
-
-
-def _pointer(tensor):
-    return None if tensor is None else tensor.data_ptr()
+    return _Tensor(tensor.data_ptr(), *strides, _dtype(name, tensor), 0)
 
 
 def _find():
@@ -181,10 +198,11 @@ class Slots:
     tokens that `rewind` can always take back.
     """
 
+    _context = _slots = None
+
     def __init__(self, n_slots, window=16, max_step_tokens=1, n_rings=0, min_rewind=0, schedule="staggered", device=0, n_threads=0, checks=False, path=None):
         self.library = Library(path)
         self.device = device
-        self._context = self._slots = None
         context = _make("context_desc", backend=1 if device is None else 2, device=device or 0, n_threads=n_threads)
         self._context = self._create("context", ctypes.byref(context))
         description = _make(
@@ -194,7 +212,7 @@ class Slots:
             window=window,
             max_step_tokens=max_step_tokens,
             min_rewind=min_rewind,
-            schedule=_SCHEDULES[schedule],
+            schedule=_choice("schedule", schedule, _SCHEDULES),
             flags=1 if checks else 0,
         )
         self._slots = self._create("slots", self._context, ctypes.byref(description))
@@ -219,31 +237,52 @@ class Slots:
         flags = (_PDL if pdl or prefetch else 0) | (_PDL_PREFETCH if prefetch else 0)
         return ctypes.byref(_make("exec", stream=stream, flags=flags))
 
+    def expect_here(self, **tensors):
+        """Tensors of another device are refused: the library takes addresses."""
+        here = "cpu" if self.device is None else "cuda"
+        for name, tensor in tensors.items():
+            device = getattr(tensor, "device", None)
+            if device is not None and getattr(device, "type", str(device)) != here:
+                raise ValueError(f"{name} is on {device}; expected {here}")
+
     def _list(self, slots, rings=None):
-        return _make("list", n=slots.shape[0], place=0, slots=_ids(slots), rings=_ids(rings))
+        self.expect_here(slots=slots, rings=rings)
+        n = slots.shape[0]
+        return _make("list", n=n, slots=_ids("slots", slots), rings=_ids("rings", rings, n))
 
     def commit(self, batch, counts=None, convention="accepted", **execution):
         """Takes tokens of a batch over, all of them or (counts: int32, a row each) so many; convention: accepted counts the token that is always taken,
         accepted_drafts does not, rejected counts those that are not taken."""
-        if counts is not None and _dtype(counts) != I32:
-            raise TypeError(f"counts are {counts.dtype}; expected int32")
-        stride = 0 if counts is None else counts.stride()[0]
-        args = _make("commit_args", convention=_COUNTS[convention], counts=_pointer(counts), counts_stride=stride)
+        self.expect_here(counts=counts, **batch.kept)
+        args = _make("commit_args", convention=_choice("convention", convention, _COUNTS))
+        if counts is not None:
+            _length("counts", counts, batch.batch.n_rows)
+            _dtype("counts", counts, ("int32",))
+            args.counts, args.counts_stride = counts.data_ptr(), counts.stride()[0]
         self.library.call("commit", self._slots, ctypes.byref(batch.batch), ctypes.byref(args), self.execution(**execution))
 
     def reset(self, slots, rings=None, position=None, generation=None, keep_checkpoint=False, **execution):
         """Requests begin: states are zero, or (keep_checkpoint) what an engine has written to its own memory of them. position: int64 per entry, 0 without."""
-        args = _make("reset_args", keep_checkpoint=int(keep_checkpoint), position=_pointer(position), generation=_pointer(generation))
+        self.expect_here(position=position, generation=generation)
+        n = slots.shape[0]
+        args = _make(
+            "reset_args",
+            keep_checkpoint=int(keep_checkpoint),
+            position=_array("position", position, n, "int64"),
+            generation=_array("generation", generation, n, "uint32", "int32"),
+        )
         self.library.call("reset", self._slots, ctypes.byref(self._list(slots, rings)), ctypes.byref(args), self.execution(**execution))
 
     def snapshot(self, batch, at, targets, **execution):
         """For rows whose last commit has reached position at[row] (int64; negative: no), the exact state there is left in slot targets[row]."""
-        args = _make("snapshot_args", at=at.data_ptr(), dst=_ids(targets))
+        self.expect_here(at=at, targets=targets, **batch.kept)
+        n = batch.batch.n_rows
+        args = _make("snapshot_args", at=_array("at", at, n, "int64"), dst=_ids("targets", targets, n))
         self.library.call("snapshot", self._slots, ctypes.byref(batch.batch), ctypes.byref(args), self.execution(**execution))
 
     def copy(self, sources, targets, kind="fork", source_rings=None, target_rings=None, **execution):
         """Forks, moves, swaps, stores or loads requests."""
-        args = _make("copy_args", kind=_COPIES[kind])
+        args = _make("copy_args", kind=_choice("kind", kind, _COPIES))
         source, target = self._list(sources, source_rings), self._list(targets, target_rings)
         self.library.call("copy", self._slots, ctypes.byref(source), ctypes.byref(target), ctypes.byref(args), self.execution(**execution))
 
@@ -254,9 +293,10 @@ class Slots:
 
     def rewind(self, slots, n, done=None, rings=None, **execution):
         """Takes n[entry] committed tokens back (int32); done: how many could be."""
-        self.library.call(
-            "rewind", self._slots, ctypes.byref(self._list(slots, rings)), _pointer(n), _pointer(done), self.execution(**execution)
-        )
+        self.expect_here(n=n, done=done)
+        entries = slots.shape[0]
+        counts = (_array("n", n, entries, "int32"), _array("done", done, entries, "int32"))
+        self.library.call("rewind", self._slots, ctypes.byref(self._list(slots, rings)), *counts, self.execution(**execution))
 
     def check(self, clear=False):
         """Bits of faults that steps have found so far (REPLAYSSM_FAULT_...), without waiting for any; 0: none."""
@@ -292,38 +332,40 @@ class Batch:
         if (tokens is None) == (cu_seqlens is None):
             raise ValueError("a batch has tokens or cu_seqlens; expected one of them")
         flags = (_NULL_ID if null_id is not None else 0) | (_KEEP_NULL_OUTPUTS if keep_outputs else 0) | (_EXTEND if extend else 0)
+        n = slots.shape[0]
         # They are read until the commit has run.
-        self.kept = (slots, rings, cu_seqlens, flush, generation)
+        self.kept = {"slots": slots, "rings": rings, "cu_seqlens": cu_seqlens, "flush": flush, "generation": generation}
         self.batch = _make(
             "batch",
             flags=flags,
-            n_rows=slots.shape[0],
+            n_rows=n,
             tokens=tokens or 0,
             max_tokens=max_tokens,
             null_id=null_id or 0,
             keep_tail=keep_tail,
             n_tokens=n_tokens,
-            slots=_ids(slots),
-            rings=_ids(rings),
-            cu_seqlens=_pointer(cu_seqlens),
-            flush=_pointer(flush),
-            generation=_pointer(generation),
+            slots=_ids("slots", slots),
+            rings=_ids("rings", rings, n),
+            cu_seqlens=_array("cu_seqlens", cu_seqlens, n + 1, "int32"),
+            flush=_array("flush", flush, n, "uint8", "bool"),
+            generation=_array("generation", generation, n, "uint32", "int32"),
         )
         self.is_extend = extend
 
 
 class _Layers:
+    _handle = None
+
     def __init__(self, slots, family, n_layers, io, out, fmt, readout, **dims):
         self.slots = slots
-        self._handle = None
         description = _make(
             "pool_desc",
-            family=_FAMILIES[family],
+            family=_choice("kind", family, _FAMILIES),
             n_layers=n_layers,
-            io=_DTYPES[io],
-            out=_DTYPES[out] if out else 0,
-            format=_FORMATS[fmt],
-            readout=_READOUTS[readout],
+            io=_choice("io", io, _DTYPES),
+            out=_choice("out", out, _DTYPES) if out else 0,
+            format=_choice("fmt", fmt, _FORMATS),
+            readout=_choice("readout", readout, _READOUTS),
             **dims,
         )
         self._handle = slots._create("layers", slots._slots, ctypes.byref(description), None, ctypes.c_int32(0))
@@ -332,7 +374,8 @@ class _Layers:
         if self._handle:
             self.slots.library.destroy("layers", self._handle)
 
-    def _run(self, name, layer, batch, args, execution):
+    def _run(self, name, layer, batch, args, execution, **tensors):
+        self.slots.expect_here(**batch.kept, **tensors)
         name += "_extend" if batch.is_extend else "_step"
         self.slots.library.call(
             name, self._handle, ctypes.c_int32(layer), ctypes.byref(batch.batch), ctypes.byref(args), self.slots.execution(**execution)
@@ -350,10 +393,13 @@ class _Layers:
     def _state(self, name, layer, slots, state, rings, position, transposed, execution):
         if len(state.shape) != 4 or state.stride()[3] != 1:
             raise ValueError(f"state has the shape {tuple(state.shape)}; expected four dimensions, the last one contiguous")
+        if state.shape[0] != slots.shape[0]:
+            raise ValueError(f"state has {state.shape[0]} entries; expected {slots.shape[0]}")
+        self.slots.expect_here(state=state, position=position)
         strides = state.stride()
         described = _make(
             "state",
-            dtype=_dtype(state),
+            dtype=_dtype("state", state),
             orientation=int(transposed),
             layer=layer,
             data=state.data_ptr(),
@@ -362,7 +408,12 @@ class _Layers:
             stride_row=strides[2],
         )
         self.slots.library.call(
-            name, self._handle, ctypes.byref(self.slots._list(slots, rings)), _pointer(position), ctypes.byref(described), self.slots.execution(**execution)
+            name,
+            self._handle,
+            ctypes.byref(self.slots._list(slots, rings)),
+            _array("position", position, slots.shape[0], "int64"),
+            ctypes.byref(described),
+            self.slots.execution(**execution),
         )
 
 
@@ -390,14 +441,14 @@ class Mamba2Layers(_Layers):
             z=_vectors("z", z, self.headdim),
             out=_vectors("out", out, self.headdim),
         )
-        self._run("mamba2", layer, batch, args, execution)
+        self._run("mamba2", layer, batch, args, execution, x=x, B=B, C=C, dt=dt, A=A, D=D, dt_bias=dt_bias, z=z, out=out)
 
 
 class DeltaLayers(_Layers):
     """Layers of Gated DeltaNet (kind gdn) or Kimi Delta Attention (kda): H key heads of K, HV value heads of V."""
 
     def __init__(self, slots, n_layers, H, HV, K, V, kind="gdn", head_map="grouped", io="bfloat16", out=None, fmt=None, readout=None):
-        super().__init__(slots, kind, n_layers, io, out, fmt, readout, H=H, HV=HV, K=K, V=V, head_map=_HEAD_MAPS[head_map])
+        super().__init__(slots, kind, n_layers, io, out, fmt, readout, H=H, HV=HV, K=K, V=V, head_map=_choice("head_map", head_map, _HEAD_MAPS))
         self.K, self.V, self.kind = K, V, kind
 
     def step(
@@ -425,7 +476,7 @@ class DeltaLayers(_Layers):
         width = self.K if self.kind == "kda" else None
         args = _make(
             "delta_args",
-            gate=_GATES[gate],
+            gate=_choice("gate", gate, _GATES),
             q=_vectors("q", q, self.K),
             k=_vectors("k", k, self.K),
             v=_vectors("v", v, self.V),
@@ -440,7 +491,7 @@ class DeltaLayers(_Layers):
             beta_processed=int(not beta_sigmoid),
             out=_vectors("out", out, self.V),
         )
-        self._run("delta", layer, batch, args, execution)
+        self._run("delta", layer, batch, args, execution, q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, out=out)
 
 
 class Conv1dLayers(_Layers):
@@ -460,4 +511,4 @@ class Conv1dLayers(_Layers):
             weight=_vectors("weight", weight, self.width),
             bias=_vectors("bias", bias, None),
         )
-        self._run("conv1d", layer, batch, args, execution)
+        self._run("conv1d", layer, batch, args, execution, x=x, out=out, weight=weight, bias=bias)
