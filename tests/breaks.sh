@@ -131,6 +131,7 @@ an adapter folds later than its engine~examples-cpp/adapters/flashinfer/checkpoi
 an adapter's dt at the end of its padding~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/projected - dt_padded/projected - p.nheads/~--test engines the_tensorrt_llm_adapter
 an adapter's states as they come~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/STATE_COL_MAJOR/STATE_ROW_MAJOR/~--test engines the_tensorrt_llm_adapter
 an adapter's present is past~examples-cpp/adapters/onnxruntime_genai/varlen_gated_delta_net.cpp~s/1 - past\.bank/past.bank/~--test engines genai_adapter
+an adapter in Python that takes dt as it comes~examples-cpp/adapters/pytorch/replayssm_torch.py~s/int\(not dt_softplus\)/int(dt_softplus)/~--test python
 TABLE
 }
 

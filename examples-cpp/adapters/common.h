@@ -71,6 +71,12 @@ inline Status contiguous(const char* name, const Tensor& tensor, int axis) {
                                            " in its last axis; expected 1");
 }
 
+// That an array of ids or counts does not broadcast: to the library a stride of 0 is 1.
+inline Status listed(const char* name, const Tensor& tensor) {
+  if (tensor.stride[0] > 0 || tensor.size[0] < 2) return {};
+  return refuse(REPLAYSSM_UNSUPPORTED, std::string(name) + " has stride " + std::to_string(tensor.stride[0]) + "; expected 1 or more");
+}
+
 // That axes from one on are broadcast: one value per head, as Mamba-2 has it and Mamba-1 has not.
 inline Status tied(const char* name, const Tensor& tensor, int first) {
   for (int axis = first; axis < tensor.axes; ++axis) {

@@ -1,4 +1,4 @@
-// What the three engines of this folder share: a toy hybrid model, random numbers, and checks. Everything an engine would
+// What the programs of this folder share: a toy hybrid model, random numbers, and checks. Everything an engine would
 // have of its own; nothing here wraps the library.
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #pragma once

@@ -60,6 +60,15 @@ def check_layout():
         for field, _ in structure._fields_:
             lines.append(f'  printf("{name}.{field} %zu\\n", offsetof(struct replayssm_{name}, {field}));')
             wanted.append(f"{name}.{field} {getattr(structure, field).offset}")
+    prefixes = {"_FAMILIES": "", "_FORMATS": "FORMAT_", "_READOUTS": "READOUT_", "_HEAD_MAPS": "HEAD_MAP_", "_GATES": "GATE_", "_SCHEDULES": "SCHEDULE_",
+                "_COUNTS": "", "_COPIES": "COPY_"}
+    numbers = {f"{prefix}{(name or 'default').upper()}": number for table, prefix in prefixes.items() for name, number in getattr(replay, table).items()}
+    numbers |= {name: getattr(replay, name) for name in ("F32", "BF16", "F16", "I32", "I64")}
+    numbers |= {"EXEC_PDL": replay._PDL, "EXEC_PDL_PREFETCH": replay._PDL_PREFETCH, "BATCH_NULL_ID": replay._NULL_ID, "BATCH_EXTEND": replay._EXTEND,
+                "BATCH_KEEP_NULL_OUTPUTS": replay._KEEP_NULL_OUTPUTS, "BACKEND_CPU": 1, "BACKEND_CUDA": 2, "SLOTS_CHECKS": 1}
+    for name, number in numbers.items():
+        lines.append(f'  printf("{name} %d\\n", (int)REPLAYSSM_{name});')
+        wanted.append(f"{name} {number}")
     with tempfile.TemporaryDirectory() as folder:
         source, program = os.path.join(folder, "layout.c"), os.path.join(folder, "layout")
         with open(source, "w") as file:
@@ -70,7 +79,7 @@ def check_layout():
         if a != b:
             sys.exit(f"the header has {a}, the adapter {b}")
     assert len(seen) == len(wanted) + 1
-    print(f"descriptors: {len(wanted)} sizes and offsets as in the header")
+    print(f"descriptors: {len(wanted)} sizes, offsets and numbers as in the header")
 
 
 def softplus(x):
@@ -151,7 +160,7 @@ def clone(row):
 
 
 def run(family, tensor, device, path, broken):
-    """Twelve steps of up to four tokens of four rows, one of which is padding; between one and all tokens of a row are taken. Then states, a fork and a snapshot."""
+    """Twelve steps of up to four tokens of four rows, one of which is padding; between one and all tokens of a row are taken. Then states and a fork."""
     draw = random.Random(5)
     n_slots, tokens, rows = 6, 4, 4
     slots = replay.Slots(n_slots, window=9, max_step_tokens=tokens, device=device, n_threads=0 if device is not None else 1, path=path)
@@ -219,19 +228,93 @@ def run(family, tensor, device, path, broken):
     print(f"{family}: outputs {error:.1e}, states {off:.1e}, bound {BOUND}")
 
 
+def run_life(tensor, device, path):
+    """A convolution of width 3 and Mamba-2 with one token a row, without an axis for it: rows of heads. Tokens are taken back and done again; a snapshot; states that
+    come in at a position, transposed."""
+    draw = random.Random(8)
+    slots = replay.Slots(4, window=8, min_rewind=2, device=device, n_threads=0 if device is not None else 1, path=path)
+    dims = heads, dim, width, groups = 2, 16, 32, 1
+    layers = replay.Mamba2Layers(slots, 1, *dims, io="float32", fmt="f32")
+    convolutions = replay.Conv1dLayers(slots, 1, heads * dim, 3, io="float32")
+    A, D, bias = ([make() for _ in range(heads)] for make in (lambda: -draw.uniform(1, 16), lambda: draw.gauss(0, 1), lambda: draw.gauss(-3, 1)))
+    weight = [draw.gauss(0, 1) for _ in range(heads * dim * 3)]
+    named = {"A": tensor((heads,), A), "D": tensor((heads,), D), "dt_bias": tensor((heads,), bias)}
+    held_weight = tensor((heads * dim, 3), weight)
+    rows = [1, 3]
+    ids = tensor((2,), rows, "int32")
+    slots.reset(ids, position=tensor((2,), [100, 7], "int64"))
+    models, windows = [Mamba2Row(dims, (A, D, bias)) for _ in rows], [[[0.0, 0.0] for _ in range(heads * dim)] for _ in rows]
+    tokens = [[{n: [draw.gauss(0, 1) for _ in range(w)] for n, w in (("x", heads * dim), ("B", width), ("C", width), ("dt", heads), ("z", heads * dim))} for _ in rows]
+              for _ in range(14)]
+    seen, wanted, kept = [], [], []
+
+    def step(inputs, last=False):
+        batch = replay.Batch(ids, tokens=1)
+        mixed = tensor((2, 1, heads * dim), [NAN] * (2 * heads * dim))
+        convolutions.step(0, batch, tensor((2, 1, heads * dim), inputs[0]["x"] + inputs[1]["x"]), mixed, held_weight)
+        out = tensor((2, heads, dim), [NAN] * (2 * heads * dim))
+        given = {n: tensor((2, *s), inputs[0][n] + inputs[1][n]) for n, s in (("B", (groups, width)), ("C", (groups, width)), ("dt", (heads,)), ("z", (heads, dim)))}
+        layers.step(0, batch, tensor((2, heads, dim), mixed.values()), **given, **named, out=out)
+        slots.commit(batch)
+        if last:
+            slots.snapshot(batch, tensor((2,), [100 + len(kept), -1], "int64"), tensor((2,), [0, 2], "int32"))
+        return out.values()
+
+    def model(inputs):
+        values = []
+        for i, one in enumerate(inputs):
+            mixed = []
+            for c, x in enumerate(one["x"]):
+                windows[i][c].append(x)
+                mixed.append(silu(sum(w * e for w, e in zip(weight[3 * c : 3 * c + 3], windows[i][c][-3:]))))
+            values += models[i].step(mixed, one["B"], one["C"], one["dt"], one["z"])
+        return values
+
+    for t, inputs in enumerate(tokens):
+        if t == 9:
+            # Two tokens that do not stay.
+            step(tokens[0])
+            step(tokens[1])
+            done = tensor((2,), [-1, -1], "int32")
+            slots.rewind(ids, tensor((2,), [2, 2], "int32"), done)
+            assert done.values() == [1, 1], done.values()
+        kept.append(t)
+        seen += step(inputs, t + 1 == len(tokens))
+        wanted += model(inputs)
+    error = relative(seen, wanted)
+    assert error < BOUND, f"after tokens were taken back: outputs are off by {error:.1e}, expected {BOUND}"
+    state = tensor((1, heads, dim, width), [NAN] * (heads * dim * width))
+    # What a snapshot has left is a slot without a ring, until it is loaded.
+    slots.copy(tensor((1,), [0], "int32"), tensor((1,), [2], "int32"), kind="load", position=tensor((1,), [100 + len(tokens)], "int64"))
+    layers.save(0, tensor((1,), [2], "int32"), state)
+    off = relative(state.values(), [e for head in models[0].S for line in head for e in line])
+    assert off < BOUND, f"a snapshot is off by {off:.1e}, expected {BOUND}"
+    turned = tensor((1, heads, width, dim), [NAN] * (heads * dim * width))
+    layers.load(0, tensor((1,), [2], "int32"), state, position=tensor((1,), [5], "int64"))
+    layers.save(0, tensor((1,), [2], "int32"), turned, transposed=True)
+    flat = state.values()
+    assert turned.values() == [flat[(h * dim + i) * width + n] for h in range(heads) for n in range(width) for i in range(dim)], "a transposed state is another one"
+    assert slots.check() == 0, f"faults {slots.check()}"
+    print(f"a convolution, tokens taken back, a snapshot: outputs {error:.1e}, states {off:.1e}, bound {BOUND}")
+
+
 def check_refusals(path):
     slots = replay.Slots(2, device=None, n_threads=1, path=path)
     layers, ids = replay.Mamba2Layers(slots, 1, 4, 16, 32, 2, io="float32"), Host((2,), [0, 1], "int32")
     for make, words in [
         (lambda: replay.Mamba2Layers(slots, 1, 4, 0, 32, 2), "headdim is 0"),
         (lambda: replay.Slots(0, device=None, path=path), "n_slots is 0"),
+        (lambda: replay.Slots(2**32 + 1, device=None, path=path), "n_slots is 4294967297, which does not fit"),
         (lambda: replay.Batch(Host((1,), [0], "int32")), "tokens or cu_seqlens"),
-        (lambda: replay.Batch(Host((1,), [0.0]), tokens=1), "slots is float32; expected int32 or int64"),
-        (lambda: replay.Batch(Host((2,), [0, 1], "int32"), tokens=1, flush=Host((1,), [1], "uint8")), "flush has the shape (1,); expected (2,)"),
-        (lambda: slots.commit(replay.Batch(ids, tokens=1), Host((2,), [1, 1], "int64")), "counts is int64; expected int32"),
-        (lambda: replay.Mamba2Layers(slots, 1, 4, 16, 32, 2, fmt="fp32"), "fmt is fp32; expected"),
-        (lambda: layers.step(0, replay.Batch(ids, tokens=1), *[Host((2, 1, 4, 8), [0] * 64)] * 5), "x has the shape (2, 1, 4, 8); expected 16"),
-        (lambda: layers.load(0, ids, Host((1, 4, 16, 32), [0] * 2048)), "state has 1 entries; expected 2"),
+        (lambda: replay.Batch(Host((1,), [0.0]), tokens=1), "slots is of float32; expected int32 or int64"),
+        (lambda: replay.Batch(ids, tokens=1, flush=Host((1,), [1], "uint8")), "flush has the shape (1,); expected (2,)"),
+        (lambda: replay.Batch(ids, cu_seqlens=Host((3,), [0, 1, 2], "int64"), n_tokens=2), "cu_seqlens is of int64; expected int32"),
+        (lambda: replay.Batch(ids, cu_seqlens=Host((3,), [0, 1, 2], "int32")), "n_tokens is 0; expected"),
+        (lambda: slots.commit(replay.Batch(ids, tokens=1), Host((2,), [1, 1], "int64")), "counts is of int64; expected int32"),
+        (lambda: replay.Mamba2Layers(slots, 1, 4, 16, 32, 2, fmt="fp32"), "fmt is 'fp32'; expected"),
+        (lambda: layers.step(0, replay.Batch(ids, tokens=1), *[Host((2, 1, 4, 8), [0] * 64)] * 5), "x has the shape (2, 1, 4, 8); expected (2, 1, 4, 16)"),
+        (lambda: layers.load(0, ids, Host((1, 4, 16, 32), [0] * 2048)), "state has the shape (1, 4, 16, 32)"),
+        (lambda: layers.load(-1, ids, Host((2, 4, 16, 32), [0] * 4096)), "layer is -1; expected 0 or more"),
     ]:
         try:
             make()
@@ -325,12 +408,15 @@ def run_graph(path, tokens):
 
 
 def main():
+    if len(sys.argv) < 2 or not {"--cuda", "--break"} >= set(sys.argv[2:]):
+        sys.exit(f"usage: {sys.argv[0]} LIBRARY [--cuda] [--break]")
     path, switches = sys.argv[1], sys.argv[2:]
     on_gpu, broken = "--cuda" in switches, "--break" in switches
     check_layout()
     check_refusals(path)
     for family in ("mamba2", "gdn", "kda"):
         run(family, OnDevice if on_gpu else Host, 0 if on_gpu else None, path, broken)
+    run_life(OnDevice if on_gpu else Host, 0 if on_gpu else None, path)
     if on_gpu:
         for tokens in (1, 4):
             run_graph(path, tokens)

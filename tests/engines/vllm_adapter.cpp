@@ -255,6 +255,13 @@ class engine_under_test {
     refused(call(x, dt, A, Tensor(), metadata), REPLAYSSM_INVALID_ARGUMENT, "B is absent");
     metadata.num_tokens = 2;
     refused(call(x, dt, A, B, metadata), REPLAYSSM_INVALID_ARGUMENT, "state_batch_indices has 1 rows; expected at least 2");
+    const int32_t same[2] = {3, 3};
+    metadata.state_batch_indices = Tensor(same, REPLAYSSM_I32, {2}, {0});
+    refused(call(x, dt, A, B, metadata), REPLAYSSM_UNSUPPORTED, "state_batch_indices has stride 0; expected 1 or more");
+    metadata.state_batch_indices = Tensor(same, REPLAYSSM_I32, {2}, {1});
+    refused(vllm::commit(slots_, metadata, Tensor(same, REPLAYSSM_I32, {2}, {0}), nullptr), REPLAYSSM_UNSUPPORTED,
+            "num_accepted_tokens has stride 0; expected 1 or more");
+    metadata.state_batch_indices = Tensor(&block, REPLAYSSM_I32, {1}, {1});
     metadata.num_tokens = 1;
     wrong = x;
     wrong.dtype = REPLAYSSM_F32;  // the library's own sentence

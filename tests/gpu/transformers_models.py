@@ -25,6 +25,8 @@ import replayssm_torch as replay  # noqa: E402
 
 ROWS, PROMPT, TOKENS = 4, 19, 256
 ROUNDING = 3.5e-2
+# Of fp32: sums in other orders, some 2^-24 each, through eight layers.
+EXACT = 1e-5
 
 
 def mamba2():
@@ -217,7 +219,7 @@ def compare(name, make, dtype, path):
     if not differ.any():
         off = float((logits - other).norm() / logits.norm())
         print(f"{shape}: equal; logits differ by {off:.1e}")
-        return True
+        return off < (EXACT if dtype == torch.float32 else ROUNDING)
     good = dtype == torch.bfloat16
     for row in range(ROWS):
         at = int(differ[row].argmax()) if differ[row].any() else TOKENS - 1

@@ -16,6 +16,7 @@ Status batch_of(const Rows& rows, replayssm_batch* batch) {
   batch->flags = REPLAYSSM_BATCH_NULL_ID;
   batch->null_id = rows.pad_slot_id;
   batch->n_rows = static_cast<std::int32_t>(rows.batch);
+  if (auto status = listed("state_batch_indices", rows.state_batch_indices); !status.ok()) return status;
   batch->slots = ids(rows.state_batch_indices.data, rows.state_batch_indices.dtype, rows.state_batch_indices.stride[0]);
   if (!rows.cu_seqlens) {
     batch->tokens = static_cast<std::int32_t>(rows.T);
@@ -88,6 +89,7 @@ Status advance(const replayssm_slots* slots, const Rows& rows, const Tensor& num
   if (num_accepted) {
     if (auto status = expect("num_accepted", num_accepted, {rows.batch}); !status.ok()) return status;
     if (num_accepted.dtype != REPLAYSSM_I32) return refuse(REPLAYSSM_UNSUPPORTED, "num_accepted is not int32");
+    if (auto status = listed("num_accepted", num_accepted); !status.ok()) return status;
     args.counts = static_cast<const std::int32_t*>(num_accepted.data);
     args.counts_stride = num_accepted.stride[0];
   }

@@ -11,7 +11,7 @@ commits it once tokens are sampled:
     layers.step(layer, batch, x, B, C, dt, A, D=D, dt_bias=dt_bias, z=z, out=out)
     slots.commit(batch)                                          # or counts=..., how many of each row's tokens are taken
 
-Nothing here copies or waits, all calls can be captured in a CUDA graph. Tensors stay the caller's; a batch and what it was made of stay untouched until its
+Steps, commits and calls on lists of slots copy nothing to or from the host, wait for nothing, and can be captured in a CUDA graph. Tensors stay the caller's; a batch and what it was made of stay untouched until its
 commit has run. Errors of the library are `ReplayError`, with its sentence.
 
 A tensor is anything with `data_ptr()`, `stride()`, `shape` and `dtype`, as torch's have it. On the CPU (`device=None`) they are in host memory.
@@ -98,65 +98,89 @@ def _structure(name):
 STRUCTURES = {name: _structure(name) for name in DESCRIPTORS}
 
 
-def _choice(name, given, among):
-    if given not in among:
-        raise ValueError(f"{name} is {given}; expected {', '.join(str(one) for one in among)}")
-    return among[given]
-
-
 def _make(name, **fields):
     value = STRUCTURES[name](struct_size=ctypes.sizeof(STRUCTURES[name]))
     for field, given in fields.items():
         setattr(value, field, given)
+        # ctypes keeps the low bits of a number that is too large.
+        if isinstance(given, int) and (getattr(value, field) or 0) != given:
+            raise ValueError(f"{name}.{field} is {given}, which does not fit; expected at most {ctypes.sizeof(dict(value._fields_)[field])} bytes")
     return value
 
 
-def _dtype(name, tensor, expected=("float32", "bfloat16", "float16")):
-    kind = str(tensor.dtype).rsplit(".", 1)[-1]
-    if kind not in expected:
-        raise TypeError(f"{name} is {kind}; expected {' or '.join(expected)}")
-    return _DTYPES.get(kind, 0)
+def _number(name, value):
+    number = ctypes.c_int32(value)
+    if number.value != value:
+        raise ValueError(f"{name} is {value}; expected a number of 32 bits")
+    return number
+
+
+def _name(dtype):
+    return str(dtype).rsplit(".", 1)[-1]
+
+
+def _choice(what, table, value):
+    if value not in table:
+        raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, table))}")
+    return table[value]
+
+
+def _tensor(name, tensor):
+    if not hasattr(tensor, "data_ptr"):
+        raise TypeError(f"{name} is {tensor!r}; expected a tensor")
+    return tensor
+
+
+def _dtype(name, tensor, names=tuple(_DTYPES)):
+    found = _name(_tensor(name, tensor).dtype)
+    if found not in names:
+        raise TypeError(f"{name} is of {found}; expected {' or '.join(names)}")
+    return _DTYPES.get(found, 0)
+
+
+def _line(name, tensor, n, names):
+    """Address and stride of an array of n elements in one dimension. None: absent."""
+    if tensor is None:
+        return None, 0
+    _dtype(name, tensor, names)
+    if len(tensor.shape) != 1 or (n is not None and tensor.shape[0] < n):
+        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected ({'any' if n is None else n},)")
+    stride = tensor.stride()[0]
+    if stride < 1 and tensor.shape[0] > 1:
+        raise ValueError(f"{name} has a stride of {stride}; expected 1 or more")
+    return tensor.data_ptr(), max(1, stride)
+
+
+def _array(name, tensor, n, *names):
+    """Address of an array without gaps."""
+    data, stride = _line(name, tensor, n, names)
+    if stride > 1 and n != 1:
+        raise ValueError(f"{name} has a stride of {stride}; expected 1")
+    return data
 
 
 def _ids(name, tensor, n=None):
-    """A one-dimensional index array, in any stride."""
+    """An index array, in any stride."""
     if tensor is None:
         return _Ids()
-    _length(name, tensor, n)
-    return _Ids(tensor.data_ptr(), tensor.stride()[0], _dtype(name, tensor, ("int32", "int64")), 0)
+    return _Ids(*_line(name, tensor, n, ("int32", "int64")), _dtype(name, tensor), 0)
 
 
-def _length(name, tensor, n):
-    if len(tensor.shape) != 1 or (n is not None and tensor.shape[0] != n):
-        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected {'one dimension' if n is None else (n,)}")
-
-
-def _array(name, tensor, n, *expected):
-    """Where n elements lie one behind the other; None where they may be missing."""
-    if tensor is None:
-        return None
-    _length(name, tensor, n)
-    _dtype(name, tensor, expected)
-    if n > 1 and tensor.stride()[0] != 1:
-        raise ValueError(f"{name} has a stride of {tensor.stride()[0]}; expected 1")
-    return tensor.data_ptr()
-
-
-def _vectors(name, tensor, width):
-    """A tensor of the axes row, token, head and width, of which the first may be missing, or row and token one: see `Batch`. width 1: no such axis."""
+def _vectors(name, tensor, lead, tail):
+    """A tensor of the axes in lead (row and token, or token, or none for a parameter) and those in tail (head, and the values of one)."""
     if tensor is None:
         return _Tensor()
-    shape, strides = list(tensor.shape), list(tensor.stride())
-    if width is not None:
-        if not shape or shape[-1] != width:
-            raise ValueError(f"{name} has the shape {tuple(shape)}; expected {width} as its last dimension")
-        if strides[-1] != 1 and width > 1:
-            raise ValueError(f"{name} has a stride of {strides[-1]} in its last dimension; expected 1")
-        strides.pop()
-    if not 1 <= len(strides) <= 3:
-        raise ValueError(f"{name} has the shape {tuple(shape)}; expected [row, token, head], [token, head] or [head] in front of the values")
-    strides = [0] * (3 - len(strides)) + strides
-    return _Tensor(tensor.data_ptr(), *strides, _dtype(name, tensor), 0)
+    dtype = _dtype(name, tensor, ("float32", "bfloat16", "float16"))
+    shape, strides = tuple(tensor.shape), list(tensor.stride())
+    if len(lead) == 2 and lead[1] == 1 and shape == (lead[0], *tail):  # one token a row: the axis may be missing
+        strides.insert(1, strides[0])
+    elif len(lead) == 1 and shape == (1, *lead, *tail):
+        del strides[0]
+    elif shape != (*lead, *tail):
+        raise ValueError(f"{name} has the shape {shape}; expected {(*lead, *tail)}")
+    if len(tail) == 2 and strides.pop() != 1 and tail[1] > 1:
+        raise ValueError(f"{name} has a stride of {tensor.stride()[-1]} in its last dimension; expected 1")
+    return _Tensor(tensor.data_ptr(), *[0] * (3 - len(strides)), *strides, dtype, 0)
 
 
 def _find():
@@ -178,6 +202,8 @@ class Library:
         if path not in cls._loaded:
             library = super().__new__(cls)
             library._functions = ctypes.CDLL(path)
+            if not hasattr(library._functions, "replayssm_last_error_message"):
+                raise OSError(f"{path} is not libreplayssm")
             library._functions.replayssm_last_error_message.restype = ctypes.c_char_p
             cls._loaded[path] = library
         return cls._loaded[path]
@@ -198,10 +224,12 @@ class Slots:
     tokens that `rewind` can always take back.
     """
 
-    _context = _slots = None
+    _context = _slots = None  # until a constructor is through
 
     def __init__(self, n_slots, window=16, max_step_tokens=1, n_rings=0, min_rewind=0, schedule="staggered", device=0, n_threads=0, checks=False, path=None):
         self.library = Library(path)
+        if device is not None and not isinstance(device, int):
+            raise TypeError(f"device is {device!r}; expected the number of a GPU, or None for the CPU")
         self.device = device
         context = _make("context_desc", backend=1 if device is None else 2, device=device or 0, n_threads=n_threads)
         self._context = self._create("context", ctypes.byref(context))
@@ -212,7 +240,7 @@ class Slots:
             window=window,
             max_step_tokens=max_step_tokens,
             min_rewind=min_rewind,
-            schedule=_choice("schedule", schedule, _SCHEDULES),
+            schedule=_choice("schedule", _SCHEDULES, schedule),
             flags=1 if checks else 0,
         )
         self._slots = self._create("slots", self._context, ctypes.byref(description))
@@ -247,24 +275,21 @@ class Slots:
 
     def _list(self, slots, rings=None):
         self.expect_here(slots=slots, rings=rings)
-        n = slots.shape[0]
+        n = _tensor("slots", slots).shape[0]
         return _make("list", n=n, slots=_ids("slots", slots), rings=_ids("rings", rings, n))
 
     def commit(self, batch, counts=None, convention="accepted", **execution):
         """Takes tokens of a batch over, all of them or (counts: int32, a row each) so many; convention: accepted counts the token that is always taken,
         accepted_drafts does not, rejected counts those that are not taken."""
         self.expect_here(counts=counts, **batch.kept)
-        args = _make("commit_args", convention=_choice("convention", convention, _COUNTS))
-        if counts is not None:
-            _length("counts", counts, batch.batch.n_rows)
-            _dtype("counts", counts, ("int32",))
-            args.counts, args.counts_stride = counts.data_ptr(), counts.stride()[0]
+        data, stride = _line("counts", counts, batch.rows, ("int32",))
+        args = _make("commit_args", convention=_choice("convention", _COUNTS, convention), counts=data, counts_stride=stride)
         self.library.call("commit", self._slots, ctypes.byref(batch.batch), ctypes.byref(args), self.execution(**execution))
 
     def reset(self, slots, rings=None, position=None, generation=None, keep_checkpoint=False, **execution):
         """Requests begin: states are zero, or (keep_checkpoint) what an engine has written to its own memory of them. position: int64 per entry, 0 without."""
         self.expect_here(position=position, generation=generation)
-        n = slots.shape[0]
+        n = _tensor("slots", slots).shape[0]
         args = _make(
             "reset_args",
             keep_checkpoint=int(keep_checkpoint),
@@ -276,13 +301,22 @@ class Slots:
     def snapshot(self, batch, at, targets, **execution):
         """For rows whose last commit has reached position at[row] (int64; negative: no), the exact state there is left in slot targets[row]."""
         self.expect_here(at=at, targets=targets, **batch.kept)
-        n = batch.batch.n_rows
-        args = _make("snapshot_args", at=_array("at", at, n, "int64"), dst=_ids("targets", targets, n))
+        wanted, target = _array("at", _tensor("at", at), batch.rows, "int64"), _ids("targets", _tensor("targets", targets), batch.rows)
+        args = _make("snapshot_args", at=wanted, dst=target)
         self.library.call("snapshot", self._slots, ctypes.byref(batch.batch), ctypes.byref(args), self.execution(**execution))
 
-    def copy(self, sources, targets, kind="fork", source_rings=None, target_rings=None, **execution):
-        """Forks, moves, swaps, stores or loads requests."""
-        args = _make("copy_args", kind=_choice("kind", kind, _COPIES))
+    def copy(self, sources, targets, kind="fork", source_rings=None, target_rings=None, position=None, generation=None, **execution):
+        """Forks, moves, swaps, stores or loads requests. position: int64 per entry, where a stored state is to stand, or (load) stands."""
+        self.expect_here(position=position, generation=generation)
+        n = _tensor("targets", targets).shape[0]
+        if _tensor("sources", sources).shape[0] != n:
+            raise ValueError(f"sources has the shape {tuple(sources.shape)}; expected ({n},)")
+        args = _make(
+            "copy_args",
+            kind=_choice("kind", _COPIES, kind),
+            position=_array("position", position, n, "int64"),
+            generation=_array("generation", generation, n, "uint32", "int32"),
+        )
         source, target = self._list(sources, source_rings), self._list(targets, target_rings)
         self.library.call("copy", self._slots, ctypes.byref(source), ctypes.byref(target), ctypes.byref(args), self.execution(**execution))
 
@@ -292,11 +326,12 @@ class Slots:
         self.library.call("flush", self._slots, ctypes.byref(self._list(slots, rings)), ctypes.byref(args), self.execution(**execution))
 
     def rewind(self, slots, n, done=None, rings=None, **execution):
-        """Takes n[entry] committed tokens back (int32); done: how many could be."""
+        """Takes n[entry] committed tokens back (int32). done[entry] becomes 1 where that was done, 0 where they cannot be had any more."""
         self.expect_here(n=n, done=done)
-        entries = slots.shape[0]
-        counts = (_array("n", n, entries, "int32"), _array("done", done, entries, "int32"))
-        self.library.call("rewind", self._slots, ctypes.byref(self._list(slots, rings)), *counts, self.execution(**execution))
+        listed = self._list(slots, rings)
+        # A bare number would be passed as 32 bits.
+        arrays = [ctypes.c_void_p(_array(name, tensor, listed.n, "int32")) for name, tensor in (("n", n), ("done", done))]
+        self.library.call("rewind", self._slots, ctypes.byref(listed), *arrays, self.execution(**execution))
 
     def check(self, clear=False):
         """Bits of faults that steps have found so far (REPLAYSSM_FAULT_...), without waiting for any; 0: none."""
@@ -332,40 +367,45 @@ class Batch:
         if (tokens is None) == (cu_seqlens is None):
             raise ValueError("a batch has tokens or cu_seqlens; expected one of them")
         flags = (_NULL_ID if null_id is not None else 0) | (_KEEP_NULL_OUTPUTS if keep_outputs else 0) | (_EXTEND if extend else 0)
-        n = slots.shape[0]
         # They are read until the commit has run.
         self.kept = {"slots": slots, "rings": rings, "cu_seqlens": cu_seqlens, "flush": flush, "generation": generation}
+        self.rows = _tensor("slots", slots).shape[0]
+        if cu_seqlens is not None and n_tokens < 1:
+            raise ValueError(f"n_tokens is {n_tokens}; expected the tokens that packed tensors have, with cu_seqlens")
+        self.lead = (self.rows, tokens) if cu_seqlens is None else (n_tokens,)
         self.batch = _make(
             "batch",
             flags=flags,
-            n_rows=n,
+            n_rows=self.rows,
             tokens=tokens or 0,
             max_tokens=max_tokens,
             null_id=null_id or 0,
             keep_tail=keep_tail,
             n_tokens=n_tokens,
             slots=_ids("slots", slots),
-            rings=_ids("rings", rings, n),
-            cu_seqlens=_array("cu_seqlens", cu_seqlens, n + 1, "int32"),
-            flush=_array("flush", flush, n, "uint8", "bool"),
-            generation=_array("generation", generation, n, "uint32", "int32"),
+            rings=_ids("rings", rings, self.rows),
+            cu_seqlens=_array("cu_seqlens", cu_seqlens, self.rows + 1, "int32"),
+            flush=_array("flush", flush, self.rows, "uint8", "bool"),
+            generation=_array("generation", generation, self.rows, "uint32", "int32"),
         )
         self.is_extend = extend
 
 
 class _Layers:
-    _handle = None
+    _handle = None  # until a constructor is through
 
     def __init__(self, slots, family, n_layers, io, out, fmt, readout, **dims):
+        if not isinstance(slots, Slots):
+            raise TypeError(f"slots is {slots!r}; expected Slots")
         self.slots = slots
         description = _make(
             "pool_desc",
-            family=_choice("kind", family, _FAMILIES),
+            family=_choice("kind", _FAMILIES, family),
             n_layers=n_layers,
-            io=_choice("io", io, _DTYPES),
-            out=_choice("out", out, _DTYPES) if out else 0,
-            format=_choice("fmt", fmt, _FORMATS),
-            readout=_choice("readout", readout, _READOUTS),
+            io=_choice("io", _DTYPES, _name(io)),
+            out=_choice("out", _DTYPES, _name(out)) if out else 0,
+            format=_choice("fmt", _FORMATS, fmt),
+            readout=_choice("readout", _READOUTS, readout),
             **dims,
         )
         self._handle = slots._create("layers", slots._slots, ctypes.byref(description), None, ctypes.c_int32(0))
@@ -378,7 +418,7 @@ class _Layers:
         self.slots.expect_here(**batch.kept, **tensors)
         name += "_extend" if batch.is_extend else "_step"
         self.slots.library.call(
-            name, self._handle, ctypes.c_int32(layer), ctypes.byref(batch.batch), ctypes.byref(args), self.slots.execution(**execution)
+            name, self._handle, _number("layer", layer), ctypes.byref(batch.batch), ctypes.byref(args), self.slots.execution(**execution)
         )
 
     def load(self, layer, slots, state, rings=None, position=None, transposed=False, **execution):
@@ -391,15 +431,19 @@ class _Layers:
         self._state("export", layer, slots, state, rings, position, transposed, execution)
 
     def _state(self, name, layer, slots, state, rings, position, transposed, execution):
-        if len(state.shape) != 4 or state.stride()[3] != 1:
-            raise ValueError(f"state has the shape {tuple(state.shape)}; expected four dimensions, the last one contiguous")
-        if state.shape[0] != slots.shape[0]:
-            raise ValueError(f"state has {state.shape[0]} entries; expected {slots.shape[0]}")
+        if layer < 0:  # to the library: all layers
+            raise ValueError(f"layer is {layer}; expected 0 or more")
+        n, shape = _tensor("slots", slots).shape[0], self.state_shape
+        shape = (n, shape[0], shape[2], shape[1]) if transposed else (n, *shape)
+        if tuple(_tensor("state", state).shape) != shape or state.stride()[3] != 1:
+            raise ValueError(
+                f"state has the shape {tuple(state.shape)} and strides {tuple(state.stride())}; expected {shape}, the last dimension contiguous"
+            )
         self.slots.expect_here(state=state, position=position)
         strides = state.stride()
         described = _make(
             "state",
-            dtype=_dtype("state", state),
+            dtype=_dtype("state", state, ("float32", "bfloat16", "float16")),
             orientation=int(transposed),
             layer=layer,
             data=state.data_ptr(),
@@ -411,7 +455,7 @@ class _Layers:
             name,
             self._handle,
             ctypes.byref(self.slots._list(slots, rings)),
-            _array("position", position, slots.shape[0], "int64"),
+            ctypes.c_void_p(_array("position", position, n, "int64")),  # a bare number would be passed as 32 bits
             ctypes.byref(described),
             self.slots.execution(**execution),
         )
@@ -422,7 +466,7 @@ class Mamba2Layers(_Layers):
 
     def __init__(self, slots, n_layers, nheads, headdim, dstate, ngroups, io="bfloat16", out=None, fmt=None, readout=None):
         super().__init__(slots, "mamba2", n_layers, io, out, fmt, readout, nheads=nheads, headdim=headdim, dstate=dstate, ngroups=ngroups)
-        self.headdim, self.dstate = headdim, dstate
+        self.heads, self.groups, self.state_shape = (nheads, headdim), (ngroups, dstate), (nheads, headdim, dstate)
 
     def step(self, layer, batch, x, B, C, dt, A, D=None, dt_bias=None, z=None, out=None, dt_softplus=True, **execution):
         """x, z, out [row, token, head, headdim]; B, C [row, token, group, dstate]; dt [row, token, head] raw; A, dt_bias [head]; D [head] or [head, headdim]."""
@@ -430,16 +474,16 @@ class Mamba2Layers(_Layers):
         args = _make(
             "mamba2_args",
             no_softplus=int(not dt_softplus),
-            x=_vectors("x", x, self.headdim),
-            B=_vectors("B", B, self.dstate),
-            C=_vectors("C", C, self.dstate),
-            dt=_vectors("dt", dt, None),
-            A=_vectors("A", A, None),
-            dt_bias=_vectors("dt_bias", dt_bias, None),
-            D=_vectors("D", D, self.headdim if per_element else None),
+            x=_vectors("x", x, batch.lead, self.heads),
+            B=_vectors("B", B, batch.lead, self.groups),
+            C=_vectors("C", C, batch.lead, self.groups),
+            dt=_vectors("dt", dt, batch.lead, self.heads[:1]),
+            A=_vectors("A", A, (), self.heads[:1]),
+            dt_bias=_vectors("dt_bias", dt_bias, (), self.heads[:1]),
+            D=_vectors("D", D, (), self.heads if per_element else self.heads[:1]),
             D_per_element=int(per_element),
-            z=_vectors("z", z, self.headdim),
-            out=_vectors("out", out, self.headdim),
+            z=_vectors("z", z, batch.lead, self.heads),
+            out=_vectors("out", out, batch.lead, self.heads),
         )
         self._run("mamba2", layer, batch, args, execution, x=x, B=B, C=C, dt=dt, A=A, D=D, dt_bias=dt_bias, z=z, out=out)
 
@@ -448,8 +492,9 @@ class DeltaLayers(_Layers):
     """Layers of Gated DeltaNet (kind gdn) or Kimi Delta Attention (kda): H key heads of K, HV value heads of V."""
 
     def __init__(self, slots, n_layers, H, HV, K, V, kind="gdn", head_map="grouped", io="bfloat16", out=None, fmt=None, readout=None):
-        super().__init__(slots, kind, n_layers, io, out, fmt, readout, H=H, HV=HV, K=K, V=V, head_map=_choice("head_map", head_map, _HEAD_MAPS))
-        self.K, self.V, self.kind = K, V, kind
+        super().__init__(slots, kind, n_layers, io, out, fmt, readout, H=H, HV=HV, K=K, V=V, head_map=_choice("head_map", _HEAD_MAPS, head_map))
+        self.keys, self.values, self.state_shape = (H, K), (HV, V), (HV, V, K)
+        self.gates = (HV, K) if kind == "kda" else (HV,)
 
     def step(
         self,
@@ -473,23 +518,23 @@ class DeltaLayers(_Layers):
     ):
         """q, k [row, token, key head, K]; v, out [row, token, value head, V]; g [row, token, value head] (KDA: and K): what gates are made of, or with gate
         log_decay their logarithms; beta [row, token, value head]; A_log [value head]; dt_bias [value head] (KDA: and K). scale 0: K^-1/2."""
-        width = self.K if self.kind == "kda" else None
+        heads = self.values[:1]
         args = _make(
             "delta_args",
-            gate=_choice("gate", gate, _GATES),
-            q=_vectors("q", q, self.K),
-            k=_vectors("k", k, self.K),
-            v=_vectors("v", v, self.V),
-            g=_vectors("g", g, width),
-            beta=_vectors("beta", beta, None),
-            A_log=_vectors("A_log", A_log, None),
-            dt_bias=_vectors("dt_bias", dt_bias, width),
+            gate=_choice("gate", _GATES, gate),
+            q=_vectors("q", q, batch.lead, self.keys),
+            k=_vectors("k", k, batch.lead, self.keys),
+            v=_vectors("v", v, batch.lead, self.values),
+            g=_vectors("g", g, batch.lead, self.gates),
+            beta=_vectors("beta", beta, batch.lead, heads),
+            A_log=_vectors("A_log", A_log, (), heads),
+            dt_bias=_vectors("dt_bias", dt_bias, (), self.gates),
             lower_bound=lower_bound,
             scale=scale,
             l2norm_eps=l2norm_eps,
             no_l2norm=int(not l2norm),
             beta_processed=int(not beta_sigmoid),
-            out=_vectors("out", out, self.V),
+            out=_vectors("out", out, batch.lead, self.values),
         )
         self._run("delta", layer, batch, args, execution, q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, out=out)
 
@@ -499,16 +544,16 @@ class Conv1dLayers(_Layers):
 
     def __init__(self, slots, n_layers, channels, width, io="bfloat16", out=None):
         super().__init__(slots, "conv1d", n_layers, io, out, None, None, channels=channels, width=width)
-        self.channels, self.width = channels, width
+        self.channels, self.width, self.state_shape = channels, width, (1, channels, width - 1)
 
     def step(self, layer, batch, x, out, weight, bias=None, silu=True, **execution):
         """x, out [row, token, 1, channels]; weight [channels, width]; bias [channels]."""
         args = _make(
             "conv1d_args",
             no_silu=int(not silu),
-            x=_vectors("x", x, self.channels),
-            out=_vectors("out", out, self.channels),
-            weight=_vectors("weight", weight, self.width),
-            bias=_vectors("bias", bias, None),
+            x=_vectors("x", x, batch.lead, (1, self.channels)),
+            out=_vectors("out", out, batch.lead, (1, self.channels)),
+            weight=_vectors("weight", weight, (), (self.channels, self.width)),
+            bias=_vectors("bias", bias, (), (self.channels,)),
         )
         self._run("conv1d", layer, batch, args, execution, x=x, out=out, weight=weight, bias=bias)

@@ -28,6 +28,9 @@ Status batch_of(const Metadata& m, replayssm_batch* batch) {
   if (m.state_batch_indices.size[0] < rows) return too_few("state_batch_indices", m.state_batch_indices);
   if (m.request_indices && m.request_indices.size[0] < rows) return too_few("request_indices", m.request_indices);
 
+  if (auto status = listed("state_batch_indices", m.state_batch_indices); !status.ok()) return status;
+  if (auto status = listed("request_indices", m.request_indices); !status.ok()) return status;
+
   *batch = replayssm_init<replayssm_batch>();
   batch->flags = REPLAYSSM_BATCH_NULL_ID;
   batch->null_id = static_cast<std::int32_t>(m.null_block_id);
@@ -117,6 +120,7 @@ Status commit(const replayssm_slots* slots, const Metadata& metadata, const Tens
       return refuse(REPLAYSSM_INVALID_ARGUMENT, "num_accepted_tokens has " + std::to_string(num_accepted_tokens.size[0]) +
                                                     " rows; expected at least " + std::to_string(batch.n_rows));
     }
+    if (auto status = listed("num_accepted_tokens", num_accepted_tokens); !status.ok()) return status;
     args.counts = static_cast<const std::int32_t*>(num_accepted_tokens.data);
     args.counts_stride = num_accepted_tokens.stride[0];
   }
