@@ -9,6 +9,7 @@
 //
 // INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL. INSTANCE_SINGLE: whether steps have one token.
 // INSTANCE_KDA: whether decays are per column.
+
 // Tiles that FULL reads at a time: with more of them it needs more registers than there are on later architectures.
 #define FULL_TILES (__CUDA_ARCH__ >= 1000 ? 1 : INSTANCE_FORMAT == FORMAT_F32 ? 4 : 2)
 #include "../common/decode.cuh"

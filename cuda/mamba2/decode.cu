@@ -5,6 +5,7 @@
 // Keys are B, queries and columns C of a group; values are x.
 //
 // INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL. INSTANCE_SINGLE: whether steps have one token.
+
 // Tiles that FULL reads at a time.
 #define FULL_TILES (INSTANCE_FORMAT == FORMAT_F32 ? 4 : 2)
 #include "../common/decode.cuh"
