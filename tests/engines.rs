@@ -7,66 +7,49 @@
 #[path = "c/toolchain.rs"]
 mod toolchain;
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use toolchain::{
-    Language, Program, compilers, finish, installed, library, library_folder, scratch, skipped, succeed, text,
+    Compiler, Language, Program, compilers, finish, installed, library, library_folder, scratch, skipped, succeed, text,
 };
 
-fn engine(name: &str) {
+/// Warnings that these programs are compiled with; those under valgrind are the same sources.
+const STRICT: &[&str] = &["-O1", "-g", "-Wshadow", "-Wconversion"];
+
+fn build(name: &str, sources: &[&str], compiler: &Compiler, flags: &[&str]) -> PathBuf {
+    let scratch = scratch(name);
+    let links = library_folder(&scratch, &library());
+    let out = scratch.join("program");
+    Program { compiler, language: Language::Cxx17, sources, flags, library: &links, out }.build()
+}
+
+/// Runs a program of every compiler, then with each argument that must make it fail, and what it says then.
+fn run(name: &str, sources: &[&str], breaks: &[(&str, &str)]) {
     for compiler in compilers() {
-        let scratch = scratch(&format!("{name}-{}", compiler.name));
-        let links = library_folder(&scratch, &library());
-        let program = Program {
-            compiler: &compiler,
-            language: Language::Cxx17,
-            sources: &[&format!("engines/{name}.cpp")],
-            flags: &["-O1", "-g", "-Wshadow", "-Wconversion"],
-            library: &links,
-            out: scratch.join(name),
-        };
-        let program = program.build();
+        let program = build(&format!("{name}-{}", compiler.name), sources, &compiler, STRICT);
         let said = text(&succeed(&mut Command::new(&program)));
         assert!(said.starts_with(name), "{said}");
         println!("{}: {said}", compiler.name);
-        let broken = finish(Command::new(&program).arg("break"));
-        assert!(!broken.status.success(), "{name} did not notice a wrong token");
-        assert_eq!(text(&broken), "a state differs from the plain update's\n");
+        for (how, what) in breaks {
+            let broken = finish(Command::new(&program).arg(how));
+            assert!(!broken.status.success(), "{name} did not notice {how}");
+            assert_eq!(text(&broken), *what);
+        }
     }
+}
+
+const WRONG_STATE: (&str, &str) = ("break", "a state differs from the plain update's\n");
+
+fn engine(name: &str) {
+    run(name, &[&format!("engines/{name}.cpp")], &[WRONG_STATE]);
 }
 
 /// An adapter of examples-cpp and the program that compares it with fp64.
 fn adapter(name: &str, source: &str) {
     let sources = [&*format!("engines/{name}.cpp"), &*format!("../examples-cpp/adapters/{source}")];
-    for compiler in compilers() {
-        let scratch = scratch(&format!("{name}-{}", compiler.name));
-        let links = library_folder(&scratch, &library());
-        let program = Program {
-            compiler: &compiler,
-            language: Language::Cxx17,
-            sources: &sources,
-            flags: &["-O1", "-g", "-Wshadow", "-Wconversion"],
-            library: &links,
-            out: scratch.join(name),
-        };
-        let program = program.build();
-        let said = text(&succeed(&mut Command::new(&program)));
-        assert!(said.starts_with(name), "{said}");
-        println!("{}: {said}", compiler.name);
-        for (how, what) in [
-            ("break", "a state differs from the plain update's\n"),
-            ("break_output", "an output is further from fp64 than its bound\n"),
-        ] {
-            let broken = finish(Command::new(&program).arg(how));
-            assert!(!broken.status.success(), "{name} did not notice {how}");
-            assert_eq!(text(&broken), what);
-        }
-    }
+    run(name, &sources, &[WRONG_STATE, ("break_output", "an output is further from fp64 than its bound\n")]);
     under_valgrind(name, &sources);
-}
-
-fn engine_under_valgrind(name: &str) {
-    under_valgrind(name, &[&format!("engines/{name}.cpp")]);
 }
 
 /// Uninitialised or foreign memory that the library reads or writes through an engine's pointers.
@@ -74,18 +57,7 @@ fn under_valgrind(name: &str, sources: &[&str]) {
     if !installed("valgrind") {
         return skipped("valgrind", "it is not installed");
     }
-    let scratch = scratch(&format!("{name}-valgrind"));
-    let links = library_folder(&scratch, &library());
-    let compiler = toolchain::system_compiler();
-    let program = Program {
-        compiler: &compiler,
-        language: Language::Cxx17,
-        sources,
-        flags: &["-O1", "-g"],
-        library: &links,
-        out: scratch.join(name),
-    };
-    let program = program.build();
+    let program = build(&format!("{name}-valgrind"), sources, &toolchain::system_compiler(), &["-O1", "-g"]);
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
     command.arg(format!("--suppressions={}", toolchain::root().join("tests/c/valgrind.supp").display()));
@@ -109,7 +81,7 @@ fn a_tensorrt_llm_shaped_call_ends_with_the_plain_updates_bytes() {
 
 #[test]
 fn the_packed_rows_and_pages_are_clean_under_valgrind() {
-    engine_under_valgrind("trtllm_call");
+    under_valgrind("trtllm_call", &["engines/trtllm_call.cpp"]);
 }
 
 #[test]

@@ -14,10 +14,6 @@ using namespace engine;
 using adapters::Tensor;
 namespace flashinfer = adapters::flashinfer;
 
-void must(const adapters::Status &status) {
-  if (!status.ok()) require(false, status.sentence.c_str());
-}
-
 constexpr mamba2_sizes sizes{8, 64, 128, 1};
 constexpr adapters::Mamba2Shape shape{sizes.heads, sizes.dim, sizes.state, sizes.groups};
 constexpr int n_layers = 2, n_states = 9, n_requests = 4, T_max = 4, ring_buffer_len = 16, max_window = ring_buffer_len - T_max, steps = 50;

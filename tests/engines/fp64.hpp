@@ -17,9 +17,14 @@
 #include <cmath>
 #include <limits>
 
+#include "../../examples-cpp/adapters/common.h"
 #include "engine.hpp"
 
 namespace engine {
+
+inline void must(const adapters::Status &status) {
+  if (!status.ok()) require(false, status.sentence.c_str());
+}
 
 constexpr double u32 = 0x1p-24;
 

@@ -22,10 +22,6 @@ namespace {
 using namespace engine;
 namespace genai = adapters::genai;
 
-void must(const adapters::Status &status) {
-  if (!status.ok()) require(false, status.sentence.c_str());
-}
-
 constexpr genai::Shape shape{2, 4, 128, 64};
 constexpr int capacity = 6, first = 1, rows = 4, n_draft = 3, n_layers = 2, steps = 40;
 constexpr size_t K = shape.K, V = shape.V;

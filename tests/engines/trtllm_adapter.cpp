@@ -17,10 +17,6 @@ namespace {
 using namespace engine;
 namespace trtllm = adapters::trtllm;
 
-void must(const adapters::Status &status) {
-  if (!status.ok()) require(false, status.sentence.c_str());
-}
-
 // 12 heads: a row of dt has 16.
 constexpr mamba2_sizes sizes{12, 64, 128, 2};
 constexpr adapters::Mamba2Shape shape{sizes.heads, sizes.dim, sizes.state, sizes.groups};

@@ -13,10 +13,6 @@ using namespace engine;
 using adapters::Tensor;
 namespace vllm = adapters::vllm;
 
-void must(const adapters::Status &status) {
-  if (!status.ok()) require(false, status.sentence.c_str());
-}
-
 constexpr mamba2_sizes sizes{8, 64, 128, 2};
 constexpr adapters::Mamba2Shape shape{sizes.heads, sizes.dim, sizes.state, sizes.groups};
 constexpr int n_layers = 2, n_blocks = 12, n_requests = 5, n_draft = 3, steps = 40;

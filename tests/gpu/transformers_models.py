@@ -171,7 +171,6 @@ class Replaced:
         self.layers.step(i, self.batch, q.view(keys), k.view(keys), v.view(values), a.contiguous(), b.contiguous(), m.A_log, m.dt_bias, out)
         return m.out_proj(m.norm(out.reshape(-1, m.head_v_dim), z.reshape(-1, m.head_v_dim)).view(ROWS, 1, -1))
 
-
     def kimi(self, m, i, hidden):
         mixed = torch.cat([m.q_proj(hidden), m.k_proj(hidden), m.v_proj(hidden)], dim=-1)
         heads = (ROWS, 1, m.num_heads, m.head_dim)
