@@ -34,7 +34,7 @@ int main() {
   slots_desc.n_slots = N_SLOTS;
   replayssm::Slots slots(context, slots_desc);
   auto pool_desc = replayssm::init<replayssm_pool_desc>();  // states: of n_layers equal layers
-  pool_desc.family = REPLAYSSM_MAMBA2, pool_desc.n_layers = 1, pool_desc.io = REPLAYSSM_BF16, pool_desc.out = REPLAYSSM_F32;
+  pool_desc.family = REPLAYSSM_FAMILY_MAMBA2, pool_desc.n_layers = 1, pool_desc.io = REPLAYSSM_DTYPE_BF16, pool_desc.out = REPLAYSSM_DTYPE_F32;
   pool_desc.nheads = NHEADS, pool_desc.headdim = HEADDIM, pool_desc.dstate = DSTATE, pool_desc.ngroups = NGROUPS;
   const replayssm::Layers layers(slots, pool_desc);
 
@@ -44,10 +44,10 @@ int main() {
   auto batch = replayssm::init<replayssm_batch>();
   batch.n_rows = BATCH, batch.tokens = 1, batch.slots = replayssm::ids(row_slots);
   auto args = replayssm::init<replayssm_mamba2_args>();  // strides in elements: of rows, tokens, heads
-  args.x = replayssm::view(x.data(), REPLAYSSM_BF16, {X, 0, HEADDIM});
-  args.z = replayssm::view(z.data(), REPLAYSSM_BF16, {X, 0, HEADDIM});
-  args.B = replayssm::view(B.data(), REPLAYSSM_BF16, {BC, 0, DSTATE});
-  args.C = replayssm::view(C.data(), REPLAYSSM_BF16, {BC, 0, DSTATE});
+  args.x = replayssm::view(x.data(), REPLAYSSM_DTYPE_BF16, {X, 0, HEADDIM});
+  args.z = replayssm::view(z.data(), REPLAYSSM_DTYPE_BF16, {X, 0, HEADDIM});
+  args.B = replayssm::view(B.data(), REPLAYSSM_DTYPE_BF16, {BC, 0, DSTATE});
+  args.C = replayssm::view(C.data(), REPLAYSSM_DTYPE_BF16, {BC, 0, DSTATE});
   args.dt = replayssm::view(dt.data(), {NHEADS, 0, 1}), args.dt_bias = replayssm::view(dt_bias.data(), {0, 0, 1});
   args.A = replayssm::view(A.data(), {0, 0, 1}), args.D = replayssm::view(D.data(), {0, 0, 1});
   args.out = replayssm::view(out.data(), {X, 0, HEADDIM});

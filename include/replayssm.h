@@ -18,11 +18,11 @@
  * Structs
  *   A descriptor starts with struct_size = sizeof(the struct) as the caller compiled it (REPLAYSSM_INIT does that). Zero is every field's
  *   default. Descriptors grow at the end only and have no padding; bytes beyond what the library knows must be zero,
- *   else REPLAYSSM_UNSUPPORTED names the offset. replayssm_ids, replayssm_tensor and replayssm_cursor never change. Out-parameters are
+ *   else REPLAYSSM_ERROR_UNSUPPORTED names the offset. replayssm_ids, replayssm_tensor and replayssm_cursor never change. Out-parameters are
  *   written on success only; handle out-parameters become NULL on failure.
  *
  * Handles
- *   Never dereferenced; NULL, destroyed and foreign ones give REPLAYSSM_INVALID_HANDLE. Children keep their parents: a destroyed
+ *   Never dereferenced; NULL, destroyed and foreign ones give REPLAYSSM_ERROR_INVALID_HANDLE. Children keep their parents: a destroyed
  *   context or slots handle goes when its last child does.
  *
  * Memory
@@ -44,14 +44,14 @@
  *   that slot undefined, no other. Nothing aborts, unwinds or prints; no environment variable is read.
  *
  * Capture
- *   The calls of a model step, and all that take a list with REPLAYSSM_DEVICE, are made to be captured in a CUDA graph: what differs
+ *   The calls of a model step, and all that take a list with REPLAYSSM_WHERE_DEVICE, are made to be captured in a CUDA graph: what differs
  *   between replays is device data. Destroy what a captured graph uses after the graph. Other calls may be made while another thread
  *   captures, in any mode; a call on a stream that captures is part of the graph, whole.
  *
  * What every function says
  *   NULL:     which pointers may be NULL. Any other gives INVALID_ARGUMENT, a handle INVALID_HANDLE.
  *   Owner:    whose the result is, and until when.
- *   Errors:   the statuses beside OK, without REPLAYSSM_. INTERNAL is possible everywhere; last_error_message has the sentence.
+ *   Errors:   the statuses beside OK, without REPLAYSSM_ERROR_. INTERNAL is possible everywhere; last_error_message has the sentence.
  *   Threads:  who may call it while other calls run.
  *   Capture:  "enqueues": the call only puts work on the stream, and a graph can be captured from it. "host only": it works at once and
  *             enqueues nothing, also while a stream is captured. "never": it may allocate or wait, so not while one is captured. */
@@ -104,47 +104,47 @@ typedef int32_t replayssm_status;
 /* The call was accepted. On the CPU its work is done; otherwise it is enqueued. */
 #define REPLAYSSM_OK 0
 /* A field has a value that can never be right; the message names it. */
-#define REPLAYSSM_INVALID_ARGUMENT 1
+#define REPLAYSSM_ERROR_INVALID_ARGUMENT 1
 /* A handle is NULL, destroyed, of another type, or not a handle. */
-#define REPLAYSSM_INVALID_HANDLE 2
+#define REPLAYSSM_ERROR_INVALID_HANDLE 2
 /* A position or a count lies outside what the slot holds; nothing changed. */
-#define REPLAYSSM_OUT_OF_RANGE 3
+#define REPLAYSSM_ERROR_OUT_OF_RANGE 3
 /* The buffer is too small; the message says what is needed. */
-#define REPLAYSSM_BUFFER_TOO_SMALL 4
+#define REPLAYSSM_ERROR_BUFFER_TOO_SMALL 4
 /* The stream belongs to another context or device; the CPU backend takes none. */
-#define REPLAYSSM_WRONG_STREAM 5
+#define REPLAYSSM_ERROR_WRONG_STREAM 5
 /* An option, shape, dtype or descriptor of a newer header that this library does not know. */
-#define REPLAYSSM_UNSUPPORTED 20
+#define REPLAYSSM_ERROR_UNSUPPORTED 20
 /* No CUDA in this build, or no usable driver; the message says which. */
-#define REPLAYSSM_NO_CUDA 21
+#define REPLAYSSM_ERROR_NO_CUDA 21
 /* The library has no kernels for the device's architecture; the message says for which it has. */
-#define REPLAYSSM_NO_CODE_FOR_ARCH 22
+#define REPLAYSSM_ERROR_NO_CODE_FOR_ARCH 22
 /* An allocation failed; nothing changed. */
-#define REPLAYSSM_OUT_OF_MEMORY 40
+#define REPLAYSSM_ERROR_OUT_OF_MEMORY 40
 /* The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
  * on the same context may be the cause. */
-#define REPLAYSSM_CUDA 41
+#define REPLAYSSM_ERROR_CUDA 41
 /* The stream captures, and the call waits for its work; the capture goes on. */
-#define REPLAYSSM_CAPTURING 60
+#define REPLAYSSM_ERROR_CAPTURING 60
 /* A blob was cut off or changed, or is not one for this handle; the message says what differs. The slot is as it was. */
-#define REPLAYSSM_BAD_BLOB 61
+#define REPLAYSSM_ERROR_BAD_BLOB 61
 /* A defect of this library was caught at the boundary. Reset the slots of the call. */
-#define REPLAYSSM_INTERNAL 90
+#define REPLAYSSM_ERROR_INTERNAL 90
 
 /* Element type of a tensor or index array. */
 typedef int32_t replayssm_dtype;
 /* Where it is legal: the default. */
 #define REPLAYSSM_DTYPE_NONE 0
 /* IEEE binary32. */
-#define REPLAYSSM_F32 1
+#define REPLAYSSM_DTYPE_F32 1
 /* bfloat16. */
-#define REPLAYSSM_BF16 2
+#define REPLAYSSM_DTYPE_BF16 2
 /* IEEE binary16. */
-#define REPLAYSSM_F16 3
+#define REPLAYSSM_DTYPE_F16 3
 /* Signed 32-bit index. */
-#define REPLAYSSM_I32 16
+#define REPLAYSSM_DTYPE_I32 16
 /* Signed 64-bit index. */
-#define REPLAYSSM_I64 17
+#define REPLAYSSM_DTYPE_I64 17
 
 /* Where a context runs. */
 typedef int32_t replayssm_backend;
@@ -158,13 +158,13 @@ typedef int32_t replayssm_backend;
 /* Family of a pool. */
 typedef int32_t replayssm_family;
 /* Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, no_softplus). */
-#define REPLAYSSM_MAMBA2 1
+#define REPLAYSSM_FAMILY_MAMBA2 1
 /* Gated DeltaNet: one log decay per token and head. */
-#define REPLAYSSM_GDN 2
+#define REPLAYSSM_FAMILY_GDN 2
 /* Kimi Delta Attention: one log decay per token, head and key channel. */
-#define REPLAYSSM_KDA 3
+#define REPLAYSSM_FAMILY_KDA 3
 /* The depthwise causal convolution in front of such layers. */
-#define REPLAYSSM_CONV1D 4
+#define REPLAYSSM_FAMILY_CONV1D 4
 
 /* How a state lies in its checkpoint. */
 typedef int32_t replayssm_format;
@@ -219,11 +219,11 @@ typedef int32_t replayssm_schedule;
 /* How commit counts are meant; all are clamped to 0 .. tokens of the row. */
 typedef int32_t replayssm_counts;
 /* Tokens accepted, the bonus token included (vLLM, SGLang). */
-#define REPLAYSSM_ACCEPTED 0
+#define REPLAYSSM_COUNTS_ACCEPTED 0
 /* Drafts accepted: one token less. */
-#define REPLAYSSM_ACCEPTED_DRAFTS 1
+#define REPLAYSSM_COUNTS_ACCEPTED_DRAFTS 1
 /* Tokens rejected (llama.cpp). */
-#define REPLAYSSM_REJECTED 2
+#define REPLAYSSM_COUNTS_REJECTED 2
 
 /* Axis order of a dense state. */
 typedef int32_t replayssm_orientation;
@@ -236,9 +236,9 @@ typedef int32_t replayssm_orientation;
 typedef int32_t replayssm_where;
 /* In the context's memory (host memory on the CPU backend), read when the work runs: a bad value sets a fault bit and
  * that entry is skipped. */
-#define REPLAYSSM_DEVICE 0
+#define REPLAYSSM_WHERE_DEVICE 0
 /* In host memory, read before the call returns: a bad value is an error and nothing happens. At most 256 entries. */
-#define REPLAYSSM_HOST 1
+#define REPLAYSSM_WHERE_HOST 1
 
 /* How much a line of the log matters. */
 typedef int32_t replayssm_log_level;
@@ -275,7 +275,7 @@ typedef struct replayssm_ids {
   const void *data;
   /* Distance of neighbours in elements; 0 means 1. */
   int64_t stride;
-  /* REPLAYSSM_I32 or REPLAYSSM_I64. */
+  /* REPLAYSSM_DTYPE_I32 or REPLAYSSM_DTYPE_I64. */
   replayssm_dtype dtype;
   /* Zero. */
   uint32_t reserved;
@@ -292,7 +292,7 @@ typedef struct replayssm_tensor {
   int64_t stride_token;
   /* Distance of heads (groups, sections; for a parameter: of heads or channels). */
   int64_t stride_head;
-  /* REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16. */
+  /* REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16 or REPLAYSSM_DTYPE_F16. */
   replayssm_dtype dtype;
   /* Zero. */
   uint32_t reserved;
@@ -370,7 +370,7 @@ typedef struct replayssm_slots_desc {
 typedef struct replayssm_pool_desc {
   /* sizeof(replayssm_pool_desc). */
   uint32_t struct_size;
-  /* REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA or REPLAYSSM_CONV1D. */
+  /* REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA or REPLAYSSM_FAMILY_CONV1D. */
   replayssm_family family;
   /* Layers, 1 to 2^20. */
   int32_t n_layers;
@@ -722,7 +722,7 @@ typedef struct replayssm_conv1d_args {
 typedef struct replayssm_commit_args {
   /* sizeof(replayssm_commit_args). */
   uint32_t struct_size;
-  /* REPLAYSSM_ACCEPTED, REPLAYSSM_ACCEPTED_DRAFTS or REPLAYSSM_REJECTED. */
+  /* REPLAYSSM_COUNTS_ACCEPTED, REPLAYSSM_COUNTS_ACCEPTED_DRAFTS or REPLAYSSM_COUNTS_REJECTED. */
   replayssm_counts convention;
   /* [n_rows] in the context's memory; NULL: all tokens of each row. NULL for an extend. */
   const int32_t *counts;
@@ -742,7 +742,7 @@ typedef struct replayssm_list {
   uint32_t struct_size;
   /* Entries; 0 is legal. */
   int32_t n;
-  /* Where the ids and all per-entry arrays of the call lie: REPLAYSSM_DEVICE or REPLAYSSM_HOST. */
+  /* Where the ids and all per-entry arrays of the call lie: REPLAYSSM_WHERE_DEVICE or REPLAYSSM_WHERE_HOST. */
   replayssm_where place;
   /* Zero. */
   uint32_t reserved;
@@ -843,7 +843,7 @@ typedef struct replayssm_reset_args {
 typedef struct replayssm_state {
   /* sizeof(replayssm_state). */
   uint32_t struct_size;
-  /* REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16. */
+  /* REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16 or REPLAYSSM_DTYPE_F16. */
   replayssm_dtype dtype;
   /* REPLAYSSM_STATE_ROW_MAJOR or REPLAYSSM_STATE_COL_MAJOR. */
   replayssm_orientation orientation;
@@ -956,7 +956,7 @@ REPLAYSSM_API const char *replayssm_status_string(replayssm_status status);
  * Threads: any, each with a sentence of its own. Capture: host only. */
 REPLAYSSM_API const char *replayssm_last_error_message(void);
 
-/* The CUresult behind this thread's last call that failed with REPLAYSSM_CUDA; 0 if none did.
+/* The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA; 0 if none did.
  *
  * Threads: any, each with a number of its own. Capture: host only. */
 REPLAYSSM_API int32_t replayssm_last_cuda_error(void);
@@ -1242,7 +1242,7 @@ replayssm_status replayssm_commit(const struct replayssm_slots *slots,
  * done then.
  * CUDA: what the call had enqueued before stays: reset (or import) those entries again.
  * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
- * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+ * REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_reset(const struct replayssm_slots *slots,
                                  const struct replayssm_list *list,
@@ -1256,7 +1256,7 @@ replayssm_status replayssm_reset(const struct replayssm_slots *slots,
  * reset to that position. src: a row per entry of list.
  * NULL: position, which means the rings' own positions, which stay, and exec; not layers, list and src.
  * Errors: as replayssm_reset.
- * Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+ * Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_import(const struct replayssm_layers *layers,
                                   const struct replayssm_list *list,
@@ -1270,7 +1270,7 @@ replayssm_status replayssm_import(const struct replayssm_layers *layers,
  * FAULT_POSITION, and that entry's part of the buffer is left alone. dst: a row per entry of list.
  * NULL: at, which means all committed tokens, and exec; not layers, list and dst.
  * Errors: as replayssm_reset.
- * Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+ * Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_export(const struct replayssm_layers *layers,
                                   const struct replayssm_list *list,
@@ -1288,7 +1288,7 @@ replayssm_status replayssm_export(const struct replayssm_layers *layers,
  * list and n. CUDA: done lies in memory that the device writes also with a host list.
  * Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 40 pools.
  * Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
- * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+ * REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
                                   const struct replayssm_list *list,
@@ -1304,7 +1304,7 @@ replayssm_status replayssm_rewind(const struct replayssm_slots *slots,
  * NULL: args, which means all defaults, and exec; not slots and list.
  * Errors: as replayssm_reset.
  * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
- * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+ * REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_flush(const struct replayssm_slots *slots,
                                  const struct replayssm_list *list,
@@ -1342,7 +1342,7 @@ replayssm_status replayssm_snapshot(const struct replayssm_slots *slots,
  * NULL: args, which means a fork, and exec; not slots, src and dst.
  * Errors: as replayssm_reset.
  * Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
- * REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+ * REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_copy(const struct replayssm_slots *slots,
                                 const struct replayssm_list *src,
@@ -1355,7 +1355,7 @@ replayssm_status replayssm_copy(const struct replayssm_slots *slots,
  *
  * NULL: exec, and dst if the list is empty; not slots and list.
  * Errors: as replayssm_reset.
- * Threads: any. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return. */
+ * Threads: any. Capture: enqueues, with REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return. */
 REPLAYSSM_CALL
 replayssm_status replayssm_read_cursors(const struct replayssm_slots *slots,
                                         const struct replayssm_list *list,
@@ -1376,7 +1376,7 @@ replayssm_status replayssm_save_bytes(const struct replayssm_slots *slots,
 /* Saves a slot with its ring, in all pools, to a blob in host memory, which another process or machine can restore. Right at any moment:
  * a step that is not committed is not in it, and is repeated after a restore. The slot does not change. Its format is docs/ABI.md's.
  *
- * list: one entry, REPLAYSSM_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
+ * list: one entry, REPLAYSSM_WHERE_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
  * on an error they are undefined. Blobs of equal slots are equal.
  * NULL: exec, and blob with capacity 0 (BUFFER_TOO_SMALL says what is needed); not slots and list.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (a checkpoint that stands beyond the
@@ -1398,7 +1398,7 @@ replayssm_status replayssm_save(const struct replayssm_slots *slots,
  *
  * A LIVE restore brings back position, first fold and seed; a PORTABLE one position and seed, as a reset and imports do; a STORED one
  * touches no ring, and args has no meaning then.
- * list: one entry, REPLAYSSM_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
+ * list: one entry, REPLAYSSM_WHERE_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
  * NULL: args, which means all defaults, and exec; not slots, list and blob.
  * Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA (the
  * driver refused something midway, also for want of memory): it may be restored in part: reset it.

@@ -45,15 +45,15 @@ template <class T>
 struct DtypeOf;
 template <>
 struct DtypeOf<float> {
-  static constexpr replayssm_dtype value = REPLAYSSM_F32;
+  static constexpr replayssm_dtype value = REPLAYSSM_DTYPE_F32;
 };
 template <>
 struct DtypeOf<std::int32_t> {
-  static constexpr replayssm_dtype value = REPLAYSSM_I32;
+  static constexpr replayssm_dtype value = REPLAYSSM_DTYPE_I32;
 };
 template <>
 struct DtypeOf<std::int64_t> {
-  static constexpr replayssm_dtype value = REPLAYSSM_I64;
+  static constexpr replayssm_dtype value = REPLAYSSM_DTYPE_I64;
 };
 
 // Strides of a tensor, in elements.
@@ -98,7 +98,7 @@ inline replayssm_state dense_state(const void* data, replayssm_dtype dtype, std:
 // An index array, int32 or int64.
 template <class T>
 replayssm_ids ids(const T* data, std::int64_t stride = 0) {
-  static_assert(DtypeOf<T>::value == REPLAYSSM_I32 || DtypeOf<T>::value == REPLAYSSM_I64, "int32 or int64");
+  static_assert(DtypeOf<T>::value == REPLAYSSM_DTYPE_I32 || DtypeOf<T>::value == REPLAYSSM_DTYPE_I64, "int32 or int64");
   replayssm_ids out{};
   out.data = data;
   out.stride = stride;
@@ -111,7 +111,7 @@ template <class T>
 replayssm_list host_list(const T* slots, std::int32_t n) {
   auto list = init<replayssm_list>();
   list.n = n;
-  list.place = REPLAYSSM_HOST;
+  list.place = REPLAYSSM_WHERE_HOST;
   list.slots = ids(slots);
   return list;
 }
@@ -266,7 +266,7 @@ class Layers : public Handle<replayssm_layers, replayssm_layers_destroy> {
   std::vector<replayssm_component> components() const {
     std::int32_t n = 0;
     const replayssm_status sized = replayssm_layers_components(handle_, nullptr, 0, &n);
-    if (sized != REPLAYSSM_BUFFER_TOO_SMALL) check(sized);
+    if (sized != REPLAYSSM_ERROR_BUFFER_TOO_SMALL) check(sized);
     std::vector<replayssm_component> out(static_cast<std::size_t>(n), init<replayssm_component>());
     if (n > 0) check(replayssm_layers_components(handle_, out.data(), n, &n));
     return out;
@@ -293,7 +293,7 @@ inline replayssm_plan_info plan(const replayssm_slots_desc& slots, const replays
 inline std::vector<replayssm_component> plan_components(const replayssm_slots_desc& slots, const replayssm_pool_desc& pool) {
   std::int32_t n = 0;
   const replayssm_status sized = replayssm_plan_components(&slots, &pool, nullptr, 0, &n);
-  if (sized != REPLAYSSM_BUFFER_TOO_SMALL) check(sized);
+  if (sized != REPLAYSSM_ERROR_BUFFER_TOO_SMALL) check(sized);
   std::vector<replayssm_component> out(static_cast<std::size_t>(n), init<replayssm_component>());
   if (n > 0) check(replayssm_plan_components(&slots, &pool, out.data(), n, &n));
   return out;

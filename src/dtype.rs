@@ -31,8 +31,12 @@ impl Dtype {
             1 => Ok(Dtype::F32),
             2 => Ok(Dtype::Bf16),
             3 => Ok(Dtype::F16),
-            0 | 16 | 17 => Err(Error::invalid(field, raw, "REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16")),
-            _ => Err(Error::unsupported(field, raw, "REPLAYSSM_F32, REPLAYSSM_BF16 and REPLAYSSM_F16")),
+            0 | 16 | 17 => {
+                Err(Error::invalid(field, raw, "REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16 or REPLAYSSM_DTYPE_F16"))
+            }
+            _ => {
+                Err(Error::unsupported(field, raw, "REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16 and REPLAYSSM_DTYPE_F16"))
+            }
         }
     }
 }
@@ -61,8 +65,8 @@ impl IndexType {
         match raw {
             16 => Ok(IndexType::I32),
             17 => Ok(IndexType::I64),
-            0..=3 => Err(Error::invalid(field, raw, "REPLAYSSM_I32 or REPLAYSSM_I64")),
-            _ => Err(Error::unsupported(field, raw, "REPLAYSSM_I32 and REPLAYSSM_I64")),
+            0..=3 => Err(Error::invalid(field, raw, "REPLAYSSM_DTYPE_I32 or REPLAYSSM_DTYPE_I64")),
+            _ => Err(Error::unsupported(field, raw, "REPLAYSSM_DTYPE_I32 and REPLAYSSM_DTYPE_I64")),
         }
     }
 }

@@ -115,7 +115,7 @@ impl Both {
     fn new(name: String, rigs: [Rig; 2], shape: Shape, seed: u64) -> Self {
         let convs = [&rigs[0], &rigs[1]].map(|rig| {
             let p = desc!(replayssm_pool_desc {
-                family: REPLAYSSM_CONV1D,
+                family: REPLAYSSM_FAMILY_CONV1D,
                 n_layers: 1,
                 io: shape.io,
                 channels: shape.channels() as i32,
@@ -129,11 +129,11 @@ impl Both {
             pool
         });
         let mut rng = Rng(seed ^ 0xAC2055);
-        let mut weight = Array::poisoned(REPLAYSSM_F32, shape.channels() * 5);
-        let mut bias = Array::poisoned(REPLAYSSM_F16, shape.channels());
+        let mut weight = Array::poisoned(REPLAYSSM_DTYPE_F32, shape.channels() * 5);
+        let mut bias = Array::poisoned(REPLAYSSM_DTYPE_F16, shape.channels());
         for c in 0..shape.channels() {
-            (0..shape.width).for_each(|k| weight.set(c * 5 + k, encode(REPLAYSSM_F32, rng.normal())));
-            bias.set(c, encode(REPLAYSSM_F16, rng.normal()));
+            (0..shape.width).for_each(|k| weight.set(c * 5 + k, encode(REPLAYSSM_DTYPE_F32, rng.normal())));
+            bias.set(c, encode(REPLAYSSM_DTYPE_F16, rng.normal()));
         }
         let rings = rigs[0].spec.rings;
         let request = |slot: usize| {
@@ -156,7 +156,7 @@ impl Both {
         }
         assert_eq!(one.len(), other.len(), "{}, round {}: lengths", self.name, self.round);
         let size = match dtype {
-            REPLAYSSM_I64 => 8,
+            REPLAYSSM_DTYPE_I64 => 8,
             _ => size_of_dtype(dtype),
         };
         let differs: Vec<usize> =
@@ -166,7 +166,7 @@ impl Both {
             wide[..size].copy_from_slice(&bytes[differs[0] * size..][..size]);
             let bits = u64::from_le_bytes(wide);
             match dtype {
-                REPLAYSSM_I64 => format!("{}", bits as i64),
+                REPLAYSSM_DTYPE_I64 => format!("{}", bits as i64),
                 _ => format!("{bits:#x} ({:e})", decode(dtype, bits as u32)),
             }
         };
@@ -222,13 +222,13 @@ impl Both {
                 let at = |kind: &str| format!("{kind} of pool {pool}, layer {layer}, slot {}", request.slot);
                 let index = if pool == 0 { request.slot } else { request.ring };
                 let (tags, others) = both(REPLAYSSM_COMPONENT_TAGS, layer, index).expect("tags");
-                self.same_bytes(REPLAYSSM_I64, [&tags, &others], |i| format!("{}, tile {i}", at("tag")));
+                self.same_bytes(REPLAYSSM_DTYPE_I64, [&tags, &others], |i| format!("{}, tile {i}", at("tag")));
                 let tag = tags.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).min().expect("a tile");
                 if let Some((a, b)) = both(REPLAYSSM_COMPONENT_CHECKPOINT, layer, request.slot) {
                     let dtype = match s.format {
-                        REPLAYSSM_FORMAT_F32 => REPLAYSSM_F32,
-                        REPLAYSSM_FORMAT_F16 => REPLAYSSM_F16,
-                        _ => REPLAYSSM_BF16,
+                        REPLAYSSM_FORMAT_F32 => REPLAYSSM_DTYPE_F32,
+                        REPLAYSSM_FORMAT_F16 => REPLAYSSM_DTYPE_F16,
+                        _ => REPLAYSSM_DTYPE_BF16,
                     };
                     self.same_bytes(dtype, [&a, &b], |i| format!("{}, element {i}", at("checkpoint")));
                 }
@@ -276,7 +276,7 @@ impl Both {
                     let io =
                         [REPLAYSSM_COMPONENT_X, REPLAYSSM_COMPONENT_B, REPLAYSSM_COMPONENT_K, REPLAYSSM_COMPONENT_V];
                     let blocks = if shared.contains(&kind) { s.groups } else { s.heads };
-                    (blocks, s.window + keep + t_max, if io.contains(&kind) { s.io } else { REPLAYSSM_F32 })
+                    (blocks, s.window + keep + t_max, if io.contains(&kind) { s.io } else { REPLAYSSM_DTYPE_F32 })
                 }
             };
             let first = if c.kind == REPLAYSSM_COMPONENT_CONV { tag - (self.shape.width as i64 - 1) } else { tag };
@@ -382,7 +382,7 @@ impl Both {
         let s = self.spec().clone();
         let (rig, request) = (&self.rigs[0], &self.requests[request]);
         let tag = rig.tags(layer, request.slot)[0];
-        let s0: Vec<f64> = values(REPLAYSSM_F32, &rig.export(layer, request.slot, request.ring, Some(tag)));
+        let s0: Vec<f64> = values(REPLAYSSM_DTYPE_F32, &rig.export(layer, request.slot, request.ring, Some(tag)));
         let all = request.log[tag as usize - request.origin..].iter().chain(&row.tokens);
         let tokens: Vec<Token> = all.map(|t| t[layer].clone()).collect();
         let first = tokens.len() - row.tokens.len();
@@ -607,12 +607,12 @@ impl Both {
     }
 
     fn place(&mut self) -> i32 {
-        if self.rng.below(2) == 0 { REPLAYSSM_HOST } else { REPLAYSSM_DEVICE }
+        if self.rng.below(2) == 0 { REPLAYSSM_WHERE_HOST } else { REPLAYSSM_WHERE_DEVICE }
     }
 
     /// A dense state of `n` entries of a pool in some dtype and orientation, with gaps, and how it is described.
     fn state(&mut self, pool: Pool, n: usize) -> (Array, replayssm_state) {
-        let dtype = [REPLAYSSM_F32, REPLAYSSM_BF16, REPLAYSSM_F16][self.rng.below(3)];
+        let dtype = [REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16][self.rng.below(3)];
         let orientation = [REPLAYSSM_STATE_ROW_MAJOR, REPLAYSSM_STATE_COL_MAJOR][self.rng.below(2)];
         let [layers, heads, rows, columns] = pool.axes;
         let gap = self.rng.below(2) * 3;
@@ -757,7 +757,8 @@ impl Both {
         if !self.full[0].is_empty() {
             // FULL is within 2 plain + 1e-6 of fp64, and plain within what exactness.rs has for it, plus the output's rounding.
             let s = self.spec();
-            let plain = if s.is_delta() { 5e-6 } else { 2e-6 } + if s.out == REPLAYSSM_F32 { 0.0 } else { unit(s.out) };
+            let plain =
+                if s.is_delta() { 5e-6 } else { 2e-6 } + if s.out == REPLAYSSM_DTYPE_F32 { 0.0 } else { unit(s.out) };
             let (apart, allowed) = (relative(&self.full[1], &self.full[0]), 2.0 * (2.0 * plain + 1e-6));
             assert!(apart <= allowed, "{}: FULL outputs are {apart:.2e} apart; {allowed:.2e} are allowed", self.name);
         }
@@ -770,7 +771,7 @@ fn choose<T: Copy>(rng: &mut Rng, values: &[T]) -> T {
     values[rng.below(values.len())]
 }
 
-const DTYPES: [i32; 3] = [REPLAYSSM_BF16, REPLAYSSM_F16, REPLAYSSM_F32];
+const DTYPES: [i32; 3] = [REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16, REPLAYSSM_DTYPE_F32];
 
 const FORMATS: [(i32, &[i32]); 4] = [
     (REPLAYSSM_FORMAT_SPLIT32, &[REPLAYSSM_READOUT_EXACT, REPLAYSSM_READOUT_FULL, REPLAYSSM_READOUT_HIGH]),
@@ -811,7 +812,7 @@ fn random_spec(rng: &mut Rng, family: i32) -> Spec {
         io: choose(rng, &DTYPES),
         out: choose(rng, &DTYPES),
         dt_dtype: choose(rng, &DTYPES),
-        param_dtype: choose(rng, &[0, REPLAYSSM_BF16, REPLAYSSM_F16, REPLAYSSM_F32]),
+        param_dtype: choose(rng, &[0, REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16, REPLAYSSM_DTYPE_F32]),
         window: choose(rng, &[1, 3, 7, 16, 17, 32, 40]).max(t_max),
         keep: choose(rng, &[0, 0, 1, 3, 6]),
         schedule: choose(rng, &[REPLAYSSM_SCHEDULE_STAGGERED, REPLAYSSM_SCHEDULE_BY_POSITION, REPLAYSSM_SCHEDULE_NONE]),
@@ -825,19 +826,19 @@ fn random_spec(rng: &mut Rng, family: i32) -> Spec {
         beta_processed: rng.below(2) == 0,
         head_map: choose(rng, &[REPLAYSSM_HEAD_MAP_GROUPED, REPLAYSSM_HEAD_MAP_TILED]),
         scale: choose(rng, &[0.0, 0.5]),
-        ids: choose(rng, &[REPLAYSSM_I64, REPLAYSSM_I32]),
+        ids: choose(rng, &[REPLAYSSM_DTYPE_I64, REPLAYSSM_DTYPE_I32]),
         contiguous: rng.below(2) == 0,
         seed: rng.next(),
         ..Spec::default()
     };
     let kinds = [REPLAYSSM_GATE_SOFTPLUS, REPLAYSSM_GATE_LOG_DECAY, REPLAYSSM_GATE_LOWER_BOUND];
-    let gate_kind = choose(rng, if family == REPLAYSSM_KDA { &kinds } else { &kinds[..2] });
+    let gate_kind = choose(rng, if family == REPLAYSSM_FAMILY_KDA { &kinds } else { &kinds[..2] });
     // A processed gate takes no bias: it would change its sign.
     let raw = if spec.is_delta() { gate_kind != REPLAYSSM_GATE_LOG_DECAY } else { spec.softplus };
     let u_dtype = match readout {
         REPLAYSSM_READOUT_EXACT => 0,
-        REPLAYSSM_READOUT_FULL => choose(rng, &[0, REPLAYSSM_F32]),
-        _ => choose(rng, &[0, REPLAYSSM_F32, REPLAYSSM_BF16]),
+        REPLAYSSM_READOUT_FULL => choose(rng, &[0, REPLAYSSM_DTYPE_F32]),
+        _ => choose(rng, &[0, REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16]),
     };
     Spec { gate_kind, bias: spec.bias && raw, u_dtype: if spec.is_delta() { u_dtype } else { 0 }, ..spec }
 }
@@ -846,8 +847,8 @@ fn random_spec(rng: &mut Rng, family: i32) -> Spec {
 fn named() -> Vec<(i32, usize, usize)> {
     let mamba = [(20, 40), (24, 80), (64, 96), (64, 128), (80, 128), (80, 256), (20, 256), (24, 128)];
     let delta = [(64, 64), (128, 128), (64, 128), (128, 64), (256, 64), (64, 256), (256, 256), (96, 192)];
-    let mut named: Vec<_> = mamba.map(|(rows, columns)| (REPLAYSSM_MAMBA2, rows, columns)).into();
-    for family in [REPLAYSSM_GDN, REPLAYSSM_KDA] {
+    let mut named: Vec<_> = mamba.map(|(rows, columns)| (REPLAYSSM_FAMILY_MAMBA2, rows, columns)).into();
+    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
         named.extend(delta.map(|(rows, columns)| (family, rows, columns)));
     }
     named
@@ -1008,8 +1009,8 @@ fn few(family: i32, readout: i32) {
             headdim: 24,
             dstate: 40,
             layers: 2,
-            io: REPLAYSSM_BF16,
-            out: REPLAYSSM_F32,
+            io: REPLAYSSM_DTYPE_BF16,
+            out: REPLAYSSM_DTYPE_F32,
             t_max,
             window,
             keep: 3,
@@ -1025,20 +1026,20 @@ fn few(family: i32, readout: i32) {
 
 #[test]
 fn few_models_of_mamba2() {
-    few(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_EXACT);
-    few(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_FULL);
+    few(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_READOUT_EXACT);
+    few(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_READOUT_FULL);
 }
 
 #[test]
 fn few_models_of_gdn() {
-    few(REPLAYSSM_GDN, REPLAYSSM_READOUT_EXACT);
-    few(REPLAYSSM_GDN, REPLAYSSM_READOUT_FULL);
+    few(REPLAYSSM_FAMILY_GDN, REPLAYSSM_READOUT_EXACT);
+    few(REPLAYSSM_FAMILY_GDN, REPLAYSSM_READOUT_FULL);
 }
 
 #[test]
 fn few_models_of_kda() {
-    few(REPLAYSSM_KDA, REPLAYSSM_READOUT_EXACT);
-    few(REPLAYSSM_KDA, REPLAYSSM_READOUT_FULL);
+    few(REPLAYSSM_FAMILY_KDA, REPLAYSSM_READOUT_EXACT);
+    few(REPLAYSSM_FAMILY_KDA, REPLAYSSM_READOUT_FULL);
 }
 
 /// One thread beside three.

@@ -174,9 +174,9 @@ fn case_7_the_bonus_token_in_three_conventions() {
     let tokens = rig.tokens(&mut Rng(8), 4);
     for accepted in 1..=4 {
         for (slot, (convention, count)) in [
-            (REPLAYSSM_ACCEPTED, accepted),
-            (REPLAYSSM_ACCEPTED_DRAFTS, accepted - 1),
-            (REPLAYSSM_REJECTED, 4 - accepted),
+            (REPLAYSSM_COUNTS_ACCEPTED, accepted),
+            (REPLAYSSM_COUNTS_ACCEPTED_DRAFTS, accepted - 1),
+            (REPLAYSSM_COUNTS_REJECTED, 4 - accepted),
         ]
         .into_iter()
         .enumerate()
@@ -357,7 +357,7 @@ fn case_15_and_16_strided_slices_equal_dense_tensors() {
         let (c, _) = dense(|t| &t.c, s.io);
         let (z, _) = dense(|t| &t.z, s.io);
         let (dt, h) = dense(|t| &t.dt, s.dt_dtype);
-        let mut a = Array::poisoned(REPLAYSSM_F32, h);
+        let mut a = Array::poisoned(REPLAYSSM_DTYPE_F32, h);
         (0..h).for_each(|i| a.set(i, rig.params[0].a.get(2 * i)));
         let out = Array::poisoned(s.out, 3 * hd);
         let packed = Inputs::new(s, &rig.params[0], &rows, 0);
@@ -421,7 +421,7 @@ fn case_20_rows_outside_the_history_are_never_trusted() {
 
 #[test]
 fn case_21_softplus_at_its_ends() {
-    for dt_dtype in [REPLAYSSM_F32, REPLAYSSM_BF16] {
+    for dt_dtype in [REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16] {
         let spec =
             Spec { layers: 1, bias: false, gate: false, skip: Skip::None, dt_dtype, t_max: 1, ..Spec::default() };
         let rig = Rig::new(spec.clone());
@@ -497,13 +497,13 @@ fn case_25_a_fp32_state_under_bf16_activations_stays_at_fp32_grade() {
     let spec = Spec { layers: 1, softplus: false, bias: false, gate: false, ..Spec::default() };
     let mut rig = Rig::new(spec);
     for h in 0..4 {
-        rig.params[0].a.set(2 * h, encode(REPLAYSSM_F32, -0.02));
+        rig.params[0].a.set(2 * h, encode(REPLAYSSM_DTYPE_F32, -0.02));
     }
     let mut oracle = Oracle::new(&rig.spec, &rig.params[0]);
     let mut rng = Rng(19);
     for _ in 0..64 {
         let mut token = rig.token(&mut rng);
-        token[0].dt.fill(encode(REPLAYSSM_F32, 0.05));
+        token[0].dt.fill(encode(REPLAYSSM_DTYPE_F32, 0.05));
         oracle.token(&token[0]);
         decode_one(&rig, 0, &token);
     }
@@ -521,7 +521,7 @@ fn case_26_softplus_off_without_bias_skip_and_gate() {
         let mut rng = Rng(20);
         for _ in 0..50 {
             let mut token = rig.token(&mut rng);
-            token[0].dt.fill(encode(REPLAYSSM_F32, 0.1));
+            token[0].dt.fill(encode(REPLAYSSM_DTYPE_F32, 0.1));
             let got: Vec<f64> = decode_one(&rig, 0, &token).into_iter().map(|b| decode(rig.spec.out, b)).collect();
             assert!(relative(&got, &oracle.token(&token[0]).0) < 2e-6);
         }
@@ -534,7 +534,7 @@ fn fixed_decay_by_a_broadcast_dt() {
     let spec = Spec { layers: 1, softplus: false, bias: false, gate: false, skip: Skip::None, ..Spec::default() };
     let rig = Rig::new(spec);
     let mut oracle = Oracle::new(&rig.spec, &rig.params[0]);
-    let mut one = Array::poisoned(REPLAYSSM_F32, 1);
+    let mut one = Array::poisoned(REPLAYSSM_DTYPE_F32, 1);
     one.set(0, 1f32.to_bits());
     let mut rng = Rng(21);
     for _ in 0..30 {
@@ -706,11 +706,12 @@ fn case_31_empty_batches_are_fine() {
     // Tensors may be absent when there is nothing to read.
     let mut args = desc!(replayssm_mamba2_args {});
     for t in [&mut args.x, &mut args.B, &mut args.C, &mut args.dt, &mut args.A, &mut args.out] {
-        *t = replayssm_tensor { dtype: REPLAYSSM_BF16, ..ABSENT };
+        *t = replayssm_tensor { dtype: REPLAYSSM_DTYPE_BF16, ..ABSENT };
     }
-    args.out.dtype = REPLAYSSM_F32;
+    args.out.dtype = REPLAYSSM_DTYPE_F32;
     let ids = common::no_ids();
-    let batch = desc!(replayssm_batch { slots: replayssm_ids { dtype: REPLAYSSM_I32, ..ids }, rings: ids, tokens: 1 });
+    let batch =
+        desc!(replayssm_batch { slots: replayssm_ids { dtype: REPLAYSSM_DTYPE_I32, ..ids }, rings: ids, tokens: 1 });
     // SAFETY: everything lives until the call returns.
     ok(unsafe { replayssm_mamba2_step(rig.pool, 0, &batch, &args, null()) });
     no_faults(&rig);
@@ -777,7 +778,7 @@ fn case_34_what_cannot_be_is_refused_with_a_sentence() {
         }
     };
     let (status, text) = create_slots(desc!(replayssm_slots_desc { n_slots: 1, window: 3, max_step_tokens: 4 }));
-    assert_eq!(status, REPLAYSSM_INVALID_ARGUMENT);
+    assert_eq!(status, REPLAYSSM_ERROR_INVALID_ARGUMENT);
     assert_eq!(text, "slots_desc.window is 3; expected at least max_step_tokens, which is 4");
 
     let rig = Rig::new(Spec::default());
@@ -790,9 +791,9 @@ fn case_34_what_cannot_be_is_refused_with_a_sentence() {
         (status, message())
     };
     let good = desc!(replayssm_pool_desc {
-        family: REPLAYSSM_MAMBA2,
+        family: REPLAYSSM_FAMILY_MAMBA2,
         n_layers: 1,
-        io: REPLAYSSM_BF16,
+        io: REPLAYSSM_DTYPE_BF16,
         nheads: 6,
         headdim: 8,
         dstate: 8,
@@ -808,7 +809,7 @@ fn case_34_what_cannot_be_is_refused_with_a_sentence() {
         (replayssm_pool_desc { K: 128, ..good }, "pool_desc.K"),
         (replayssm_pool_desc { width: 4, ..good }, "pool_desc.width"),
         (replayssm_pool_desc { family: 77, ..good }, "pool_desc.family"),
-        (replayssm_pool_desc { family: REPLAYSSM_GDN, ..good }, "pool_desc.nheads"),
+        (replayssm_pool_desc { family: REPLAYSSM_FAMILY_GDN, ..good }, "pool_desc.nheads"),
         (replayssm_pool_desc { family: 0, ..good }, "pool_desc.family"),
         (replayssm_pool_desc { io: 0, ..good }, "pool_desc.io"),
         (replayssm_pool_desc { format: 9, ..good }, "pool_desc.format"),
@@ -822,7 +823,10 @@ fn case_34_what_cannot_be_is_refused_with_a_sentence() {
         (replayssm_pool_desc { reserved: 1, ..good }, "pool_desc.reserved"),
     ] {
         let (status, text) = create(d);
-        assert!(status == REPLAYSSM_INVALID_ARGUMENT || status == REPLAYSSM_UNSUPPORTED, "{field}: {status}");
+        assert!(
+            status == REPLAYSSM_ERROR_INVALID_ARGUMENT || status == REPLAYSSM_ERROR_UNSUPPORTED,
+            "{field}: {status}"
+        );
         assert!(text.starts_with(field), "{text}");
     }
     // T over T_max: at the call where the host sees it, a sticky bit where only the device does.
@@ -833,7 +837,7 @@ fn case_34_what_cannot_be_is_refused_with_a_sentence() {
     let mut batch = data.desc();
     // SAFETY: everything lives until the call returns.
     let status = unsafe { replayssm_mamba2_step(rig.pool, 0, &batch, &args, null()) };
-    assert_eq!((status, &message()[..18]), (REPLAYSSM_INVALID_ARGUMENT, "batch.tokens is 5;"));
+    assert_eq!((status, &message()[..18]), (REPLAYSSM_ERROR_INVALID_ARGUMENT, "batch.tokens is 5;"));
     let cu = heap([0i32, 5]);
     (batch.tokens, batch.cu_seqlens, batch.n_tokens) = (0, cu.as_ptr(), 5);
     // SAFETY: everything lives until the calls return.
@@ -918,7 +922,7 @@ fn imports_and_exports_in_every_dtype_and_orientation() {
         let rig = Rig::new(Spec { format, layers: 2, slots: 4, ..Spec::default() });
         let (h, d, n) = (4, 20, 40);
         let mut rng = Rng(31);
-        for dtype in [REPLAYSSM_F32, REPLAYSSM_BF16, REPLAYSSM_F16] {
+        for dtype in [REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16] {
             for orientation in [REPLAYSSM_STATE_ROW_MAJOR, REPLAYSSM_STATE_COL_MAJOR] {
                 // Two entries, both layers, gaps between heads.
                 let head = d * n + 7;
@@ -967,7 +971,7 @@ fn imports_and_exports_in_every_dtype_and_orientation() {
             poke(address(&c, layer, 2), &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
         }
         let (id, position) = ([2i64], [7i64]);
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&id), rings: ids64(&id) });
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&id), rings: ids64(&id) });
         let args = desc!(replayssm_reset_args { keep_checkpoint: 1, convert: 1, position: position.as_ptr() });
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_reset(rig.slots, &list, &args, null()) });
@@ -992,8 +996,8 @@ fn ids_of_both_widths_and_strides() {
     let batch = desc!(replayssm_batch {
         n_rows: 2,
         tokens: 4,
-        slots: replayssm_ids { data: slots.as_ptr().cast(), stride: 2, dtype: REPLAYSSM_I32, reserved: 0 },
-        rings: replayssm_ids { data: rings.as_ptr().cast(), stride: 3, dtype: REPLAYSSM_I64, reserved: 0 },
+        slots: replayssm_ids { data: slots.as_ptr().cast(), stride: 2, dtype: REPLAYSSM_DTYPE_I32, reserved: 0 },
+        rings: replayssm_ids { data: rings.as_ptr().cast(), stride: 3, dtype: REPLAYSSM_DTYPE_I64, reserved: 0 },
     });
     raw_step(&rig, &batch, &io);
     // SAFETY: everything lives until the call returns.
@@ -1121,11 +1125,11 @@ fn overlaps_and_repetitions_are_refused() {
     (args.out.stride_token, args.out.stride_head) = (20, 20);
     // SAFETY: everything lives until the call returns.
     let status = unsafe { replayssm_mamba2_step(rig.pool, 0, &data.desc(), &args, null()) };
-    assert_eq!(status, REPLAYSSM_INVALID_ARGUMENT);
+    assert_eq!(status, REPLAYSSM_ERROR_INVALID_ARGUMENT);
     assert!(message().starts_with("args.out.stride_"), "{}", message());
 
     let ids = [2i64, -1, 2];
-    let list = desc!(replayssm_list { n: 3, place: REPLAYSSM_HOST, slots: ids64(&ids), rings: ids64(&ids) });
+    let list = desc!(replayssm_list { n: 3, place: REPLAYSSM_WHERE_HOST, slots: ids64(&ids), rings: ids64(&ids) });
     let n = [1, -7, 1];
     // SAFETY: everything lives until the calls return.
     let statuses = unsafe {
@@ -1134,11 +1138,11 @@ fn overlaps_and_repetitions_are_refused() {
             replayssm_rewind(rig.slots, &list, n.as_ptr(), std::ptr::null_mut(), null()),
         ]
     };
-    assert_eq!(statuses, [REPLAYSSM_INVALID_ARGUMENT; 2]);
+    assert_eq!(statuses, [REPLAYSSM_ERROR_INVALID_ARGUMENT; 2]);
     assert_eq!(message(), "list.slots[2] is 2; expected an id that entry 0 does not name");
     // A skipped entry's other values do not matter.
     let (ids, position) = ([2i64, -1], [5i64, -5]);
-    let list = desc!(replayssm_list { n: 2, place: REPLAYSSM_HOST, slots: ids64(&ids), rings: ids64(&ids) });
+    let list = desc!(replayssm_list { n: 2, place: REPLAYSSM_WHERE_HOST, slots: ids64(&ids), rings: ids64(&ids) });
     let reset = desc!(replayssm_reset_args { position: position.as_ptr() });
     // SAFETY: everything lives until the call returns.
     ok(unsafe { replayssm_reset(rig.slots, &list, &reset, null()) });
@@ -1147,9 +1151,9 @@ fn overlaps_and_repetitions_are_refused() {
     // Lent memory in which a layer's slots and a slot's layers would share bytes.
     let mut memory = vec![0u64; 1 << 16];
     let pool = desc!(replayssm_pool_desc {
-        family: REPLAYSSM_MAMBA2,
+        family: REPLAYSSM_FAMILY_MAMBA2,
         n_layers: 3,
-        io: REPLAYSSM_BF16,
+        io: REPLAYSSM_DTYPE_BF16,
         nheads: 1,
         headdim: 16,
         dstate: 16,

@@ -91,7 +91,7 @@ fn rows_that_share_a_slot_or_a_ring() {
 /// Vectors of a token, in an order.
 fn vectors(token: &mut Token, family: i32) -> Vec<&mut Vec<u32>> {
     let mut all = vec![&mut token.x, &mut token.b, &mut token.c, &mut token.dt];
-    all.push(if family == REPLAYSSM_MAMBA2 { &mut token.z } else { &mut token.beta });
+    all.push(if family == REPLAYSSM_FAMILY_MAMBA2 { &mut token.z } else { &mut token.beta });
     all
 }
 
@@ -108,8 +108,8 @@ fn infinities_and_nans_in_inputs_of_live_rows() {
                 let dtype = match which {
                     0..3 => rig.spec.io,
                     3 => rig.spec.dt_dtype,
-                    _ if family == REPLAYSSM_MAMBA2 => rig.spec.io,
-                    _ => REPLAYSSM_F32,
+                    _ if family == REPLAYSSM_FAMILY_MAMBA2 => rig.spec.io,
+                    _ => REPLAYSSM_DTYPE_F32,
                 };
                 *vector.last_mut().unwrap() = encode(dtype, wild);
                 expect(&rig, &rows, REPLAYSSM_FAULT_NOT_FINITE, 1, 2, 0);
@@ -130,7 +130,7 @@ fn infinities_and_nans_in_inputs_of_live_rows() {
 fn infinities_in_parameters() {
     for family in FAMILIES {
         for which in 0..3 {
-            if which == 2 && family != REPLAYSSM_MAMBA2 {
+            if which == 2 && family != REPLAYSSM_FAMILY_MAMBA2 {
                 continue;
             }
             let mut rig = Rig::new(spec(family));
@@ -175,12 +175,12 @@ fn a_byte_beside_a_part() {
 
 #[test]
 fn sections_of_a_convolution() {
-    let rig = Rig::new(spec(REPLAYSSM_MAMBA2));
+    let rig = Rig::new(spec(REPLAYSSM_FAMILY_MAMBA2));
     let widths = common::heap([2i32, 5, 3]);
     let desc = desc!(replayssm_pool_desc {
-        family: REPLAYSSM_CONV1D,
+        family: REPLAYSSM_FAMILY_CONV1D,
         n_layers: 2,
-        io: REPLAYSSM_F32,
+        io: REPLAYSSM_DTYPE_F32,
         channels: 10,
         width: 4,
         n_sections: 3,
@@ -193,14 +193,15 @@ fn sections_of_a_convolution() {
     let rows = rows(&rig, &mut rng);
     // Sections 6 apart, with NaN between them; 20 to a token.
     let clean = || {
-        let mut x = Array::poisoned(REPLAYSSM_F32, 80);
+        let mut x = Array::poisoned(REPLAYSSM_DTYPE_F32, 80);
         for (t, section) in (0..4).flat_map(|t| (0..3).map(move |section| (t, section))) {
-            (0..widths[section] as usize).for_each(|i| x.set(t * 20 + section * 6 + i, encode(REPLAYSSM_F32, 0.5)));
+            (0..widths[section] as usize)
+                .for_each(|i| x.set(t * 20 + section * 6 + i, encode(REPLAYSSM_DTYPE_F32, 0.5)));
         }
         x
     };
     let run = |x: &Array, weight: &Array| {
-        let out = Array::poisoned(REPLAYSSM_F32, 80);
+        let out = Array::poisoned(REPLAYSSM_DTYPE_F32, 80);
         let args = desc!(replayssm_conv1d_args {
             x: tensor(x, 0, 0, 20, 6),
             out: tensor(&out, 0, 0, 20, 6),
@@ -212,17 +213,17 @@ fn sections_of_a_convolution() {
         ok(unsafe { replayssm_conv1d_step(pool, 1, &data.desc(), &args, null()) });
         rig.faults(true)
     };
-    let mut weight = Array::poisoned(REPLAYSSM_F32, 40);
-    (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_F32, 1.0)));
+    let mut weight = Array::poisoned(REPLAYSSM_DTYPE_F32, 40);
+    (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_DTYPE_F32, 1.0)));
     assert_eq!(run(&clean(), &weight).bits, 0);
     for at in [0, 1, 6, 10, 12, 14] {
         let mut x = clean();
-        x.set(3 * 20 + at, encode(REPLAYSSM_F32, f64::INFINITY));
+        x.set(3 * 20 + at, encode(REPLAYSSM_DTYPE_F32, f64::INFINITY));
         let seen = run(&x, &weight);
         assert_eq!((seen.bits, seen.count), (REPLAYSSM_FAULT_NOT_FINITE, 1), "element {at}");
         assert_eq!((seen.first_slot, seen.first_row, seen.first_pool, seen.first_layer), (5, 1, 1, 1));
     }
-    weight.set(39, encode(REPLAYSSM_F32, f64::NAN));
+    weight.set(39, encode(REPLAYSSM_DTYPE_F32, f64::NAN));
     let seen = run(&clean(), &weight);
     assert_eq!((seen.bits, seen.count, seen.first_slot), (REPLAYSSM_FAULT_NOT_FINITE, 1, -1));
     replayssm_layers_destroy(pool);
@@ -232,21 +233,26 @@ fn sections_of_a_convolution() {
 #[test]
 fn inputs_in_whose_place_other_parts_write() {
     cpu_only!();
-    let rig = Rig::new(spec(REPLAYSSM_MAMBA2));
-    let desc =
-        desc!(replayssm_pool_desc { family: REPLAYSSM_CONV1D, n_layers: 2, io: REPLAYSSM_F32, channels: 10, width: 4 });
+    let rig = Rig::new(spec(REPLAYSSM_FAMILY_MAMBA2));
+    let desc = desc!(replayssm_pool_desc {
+        family: REPLAYSSM_FAMILY_CONV1D,
+        n_layers: 2,
+        io: REPLAYSSM_DTYPE_F32,
+        channels: 10,
+        width: 4
+    });
     let mut pool = null_mut();
     // SAFETY: the descriptor and the out-parameter are locals.
     ok(unsafe { replayssm_layers_create(rig.slots, &desc, null(), 0, &mut pool) });
     let rows = rows(&rig, &mut Rng(10));
-    let mut weight = Array::poisoned(REPLAYSSM_F32, 40);
-    (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_F32, 1.0)));
+    let mut weight = Array::poisoned(REPLAYSSM_DTYPE_F32, 40);
+    (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_DTYPE_F32, 1.0)));
     for (in_place, parts, bits) in
         [(true, 1, REPLAYSSM_FAULT_NOT_FINITE), (true, 2, 0), (false, 2, REPLAYSSM_FAULT_NOT_FINITE)]
     {
-        let mut x = Array::poisoned(REPLAYSSM_F32, 40);
-        (0..40).for_each(|i| x.set(i, encode(REPLAYSSM_F32, if i == 33 { f64::INFINITY } else { 0.5 })));
-        let out = Array::poisoned(REPLAYSSM_F32, 40);
+        let mut x = Array::poisoned(REPLAYSSM_DTYPE_F32, 40);
+        (0..40).for_each(|i| x.set(i, encode(REPLAYSSM_DTYPE_F32, if i == 33 { f64::INFINITY } else { 0.5 })));
+        let out = Array::poisoned(REPLAYSSM_DTYPE_F32, 40);
         let args = desc!(replayssm_conv1d_args {
             x: tensor(&x, 0, 0, 10, 0),
             out: tensor(if in_place { &x } else { &out }, 0, 0, 10, 0),
@@ -266,11 +272,11 @@ fn inputs_in_whose_place_other_parts_write() {
 
 #[test]
 fn another_flag_is_refused() {
-    let rig = Rig::new(spec(REPLAYSSM_MAMBA2));
+    let rig = Rig::new(spec(REPLAYSSM_FAMILY_MAMBA2));
     let desc = desc!(replayssm_slots_desc { n_slots: 1, flags: 2 | REPLAYSSM_SLOTS_CHECKS });
     let mut slots = null_mut();
     // SAFETY: the descriptor and the out-parameter are locals.
     let status = unsafe { replayssm_slots_create(rig.context, &desc, &mut slots) };
-    assert_eq!(status, REPLAYSSM_UNSUPPORTED);
+    assert_eq!(status, REPLAYSSM_ERROR_UNSUPPORTED);
     assert!(common::message().contains("slots_desc.flags is 2"), "{}", common::message());
 }

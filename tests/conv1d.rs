@@ -51,7 +51,7 @@ struct Shape {
 impl Default for Shape {
     fn default() -> Self {
         Shape {
-            io: REPLAYSSM_BF16,
+            io: REPLAYSSM_DTYPE_BF16,
             sections: vec![150, 20, 7],
             width: 4,
             t_max: 4,
@@ -73,7 +73,7 @@ impl Conv {
         let (mut slots, mut pool) = (null_mut(), null_mut());
         let d = desc!(replayssm_slots_desc { n_slots: 6, max_step_tokens: s.t_max, min_rewind: s.keep });
         let p = desc!(replayssm_pool_desc {
-            family: REPLAYSSM_CONV1D,
+            family: REPLAYSSM_FAMILY_CONV1D,
             n_layers: 2,
             io: s.io,
             channels: channels as i32,
@@ -87,13 +87,13 @@ impl Conv {
             ok(replayssm_layers_create(slots, &p, null(), 0, &mut pool));
         }
         let mut rng = Rng(99);
-        let mut weight = Array::poisoned(REPLAYSSM_F32, channels * 5);
-        let mut bias = Array::poisoned(REPLAYSSM_F16, channels);
+        let mut weight = Array::poisoned(REPLAYSSM_DTYPE_F32, channels * 5);
+        let mut bias = Array::poisoned(REPLAYSSM_DTYPE_F16, channels);
         for c in 0..channels {
             for k in 0..s.width {
-                weight.set(c * 5 + k, encode(REPLAYSSM_F32, rng.normal()));
+                weight.set(c * 5 + k, encode(REPLAYSSM_DTYPE_F32, rng.normal()));
             }
-            bias.set(c, encode(REPLAYSSM_F16, rng.normal()));
+            bias.set(c, encode(REPLAYSSM_DTYPE_F16, rng.normal()));
         }
         let bias = s.bias.then_some(bias);
         let (io, width, silu, parts) = (s.io, s.width, s.silu, if cuda() { 1 } else { s.parts });
@@ -183,7 +183,7 @@ impl Conv {
     }
 
     fn list(ids: &[i64]) -> replayssm_list {
-        desc!(replayssm_list { n: ids.len() as i32, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) })
+        desc!(replayssm_list { n: ids.len() as i32, place: REPLAYSSM_WHERE_HOST, slots: ids64(ids), rings: ids64(ids) })
     }
 
     fn reset(&self, slot: i64) {
@@ -204,10 +204,11 @@ impl Conv {
             .map(|t| {
                 (0..self.channels)
                     .map(|c| {
-                        let mut y = self.bias.as_ref().map_or(0.0, |b| decode(REPLAYSSM_F16, b.get(c)));
+                        let mut y = self.bias.as_ref().map_or(0.0, |b| decode(REPLAYSSM_DTYPE_F16, b.get(c)));
                         for k in 0..self.width {
                             if let Some(p) = (t + k + 1).checked_sub(self.width) {
-                                y += decode(REPLAYSSM_F32, self.weight.get(c * 5 + k)) * decode(self.io, log[p][c]);
+                                y += decode(REPLAYSSM_DTYPE_F32, self.weight.get(c * 5 + k))
+                                    * decode(self.io, log[p][c]);
                             }
                         }
                         if self.silu { y / (1.0 + (-y).exp()) } else { y }
@@ -247,11 +248,13 @@ impl Batch {
 /// Half an ulp of the output dtype, and what an fp32 chain of four taps and a SiLU can lose.
 fn tolerance(io: i32, y: f64) -> f64 {
     let half_ulp = match io {
-        REPLAYSSM_BF16 => 2f64.powi(-8),
-        REPLAYSSM_F16 => 2f64.powi(-11),
+        REPLAYSSM_DTYPE_BF16 => 2f64.powi(-8),
+        REPLAYSSM_DTYPE_F16 => 2f64.powi(-11),
         _ => 2f64.powi(-24),
     };
-    half_ulp * 1.01 * y.abs() + 8.0 * 2f64.powi(-24) * 4.0 + if io == REPLAYSSM_F16 { 2f64.powi(-25) } else { 0.0 }
+    half_ulp * 1.01 * y.abs()
+        + 8.0 * 2f64.powi(-24) * 4.0
+        + if io == REPLAYSSM_DTYPE_F16 { 2f64.powi(-25) } else { 0.0 }
 }
 
 #[test]
@@ -259,8 +262,8 @@ fn outputs_are_the_convolution_and_windows_equal_extends() {
     let base = Shape::default();
     let shapes = [
         base.clone(),
-        Shape { io: REPLAYSSM_F32, width: 2, bias: false, ..base.clone() },
-        Shape { io: REPLAYSSM_F16, width: 3, silu: false, t_max: 7, keep: 3, ..base.clone() },
+        Shape { io: REPLAYSSM_DTYPE_F32, width: 2, bias: false, ..base.clone() },
+        Shape { io: REPLAYSSM_DTYPE_F16, width: 3, silu: false, t_max: 7, keep: 3, ..base.clone() },
         Shape { sections: vec![300], t_max: 1, threads: 2, ..base.clone() },
         Shape { sections: vec![1], width: 2, t_max: 16, ..base.clone() },
         Shape { parts: 3, keep: 9, ..base },
@@ -362,7 +365,7 @@ fn a_rewind_restores_the_window_as_far_as_min_rewind_reaches() {
         ok(status);
         assert_eq!(conv.faults(), REPLAYSSM_FAULT_REWIND);
     } else {
-        assert_eq!(status, REPLAYSSM_OUT_OF_RANGE);
+        assert_eq!(status, REPLAYSSM_ERROR_OUT_OF_RANGE);
         assert!(message().starts_with("n[0] is 20; there are positions 2"), "{}", message());
     }
     assert!(conv.window(0, 0, None) == windows[25]);
@@ -414,8 +417,8 @@ fn a_window_far_behind_the_position_is_a_fault() {
 fn windows_are_copied_and_stored() {
     let shapes = [
         Shape::default(),
-        Shape { io: REPLAYSSM_F32, width: 2, keep: 3, ..Shape::default() },
-        Shape { io: REPLAYSSM_F16, width: 3, sections: vec![1], parts: 3, ..Shape::default() },
+        Shape { io: REPLAYSSM_DTYPE_F32, width: 2, keep: 3, ..Shape::default() },
+        Shape { io: REPLAYSSM_DTYPE_F16, width: 3, sections: vec![1], parts: 3, ..Shape::default() },
     ];
     for shape in shapes {
         let conv = Conv::new(&shape);

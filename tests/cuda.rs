@@ -334,7 +334,7 @@ fn saving_waits_for_its_stream_and_refuses_one_that_captures() {
     let save = |model: &Model, kind: i32, stream: usize| {
         let (slot, ring) = ([0i64], [ring_of(0) as i64]);
         let (slots, rings) = (common::ids64(&slot), common::ids64(&ring));
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: slots, rings: rings });
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: slots, rings: rings });
         let exec = model.exec(stream, 0);
         let mut bytes = 0;
         // SAFETY: everything lives until the call returns, here and below.
@@ -352,7 +352,7 @@ fn saving_waits_for_its_stream_and_refuses_one_that_captures() {
     };
     let graph = stream.capture(|| {
         for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
-            assert_eq!(save(&captured, kind, stream.at).0, REPLAYSSM_CAPTURING);
+            assert_eq!(save(&captured, kind, stream.at).0, REPLAYSSM_ERROR_CAPTURING);
         }
         assert!(message().contains("captures"), "{}", message());
         assert_eq!(save(&captured, REPLAYSSM_SAVE_LIVE, other.at).0, REPLAYSSM_OK, "{}", message());
@@ -381,7 +381,7 @@ fn destroying_waits_for_work() {
     // SAFETY: descriptors and out-parameters are locals; the batch lives until the work has run.
     accepted(unsafe { replayssm_slots_create(context, &slots_desc(), &mut slots) });
     let block = Block::of(Some(gpu), &0i64.to_le_bytes());
-    let ids = replayssm_ids { data: block.part(0), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 };
+    let ids = replayssm_ids { data: block.part(0), stride: 1, dtype: REPLAYSSM_DTYPE_I64, reserved: 0 };
     let batch = desc!(replayssm_batch { n_rows: 1, tokens: 1, slots: ids });
     let exec = desc!(replayssm_exec { stream: stream.at as *mut _ });
     // Some 50 ms.
@@ -443,7 +443,7 @@ fn two_contexts_of_one_process() {
                 unsafe { replayssm_reset(model.slots_handle(), &list, null(), &exec) },
             ];
             for status in calls {
-                let sentence = refused(status, REPLAYSSM_WRONG_STREAM);
+                let sentence = refused(status, REPLAYSSM_ERROR_WRONG_STREAM);
                 let begin = format!("exec.stream is {:#x}; a stream of ", stream.at);
                 assert!(sentence.starts_with(&begin), "{sentence}");
             }
@@ -465,7 +465,8 @@ fn devices_threads_and_parts_that_there_are_not() {
             desc!(replayssm_context_desc { backend: REPLAYSSM_BACKEND_CUDA, device: device, n_threads: n_threads });
         let mut context = null_mut();
         // SAFETY: the descriptor and the out-parameter are locals.
-        let sentence = refused(unsafe { replayssm_context_create(&desc, &mut context) }, REPLAYSSM_INVALID_ARGUMENT);
+        let sentence =
+            refused(unsafe { replayssm_context_create(&desc, &mut context) }, REPLAYSSM_ERROR_INVALID_ARGUMENT);
         assert!(context.is_null());
         sentence
     };
@@ -488,7 +489,10 @@ fn devices_threads_and_parts_that_there_are_not() {
     let exec = desc!(replayssm_exec { part: 1, n_parts: 2 });
     // SAFETY: everything lives until the call returns.
     let status = unsafe { replayssm_commit(model.slots_handle(), &model.batch(), null(), &exec) };
-    assert_eq!(refused(status, REPLAYSSM_INVALID_ARGUMENT), "exec.n_parts is 2; expected 0 or 1 on the CUDA backend");
+    assert_eq!(
+        refused(status, REPLAYSSM_ERROR_INVALID_ARGUMENT),
+        "exec.n_parts is 2; expected 0 or 1 on the CUDA backend"
+    );
 }
 
 // ---- Streams ----
@@ -660,7 +664,7 @@ fn a_green_contexts_stream() {
             let exec = model.exec(stream.at, 0);
             // SAFETY: everything lives until the call returns.
             let status = unsafe { replayssm_commit(model.slots_handle(), &model.batch(), null(), &exec) };
-            refused(status, REPLAYSSM_WRONG_STREAM);
+            refused(status, REPLAYSSM_ERROR_WRONG_STREAM);
         }
     }
     // SAFETY: nothing uses the context any more.
@@ -757,7 +761,7 @@ fn dependent_launches_equal_plain_ones() {
         let (stream, other) = (gpu.stream(), gpu.stream());
         let mut script = Script::new(37, all_slots());
         let enqueue = |model: &Model, stream: &Stream, hidden: [[usize; 3]; 2]| {
-            model.enqueue_with(stream.at, flags, REPLAYSSM_ACCEPTED, &|gap| {
+            model.enqueue_with(stream.at, flags, REPLAYSSM_COUNTS_ACCEPTED, &|gap| {
                 let [to, from, bytes] = hidden[usize::from(gap == Gap::Counts)];
                 gpu.launch(late, stream.at, 1, true, &[to as u64, from as u64, bytes as u64 / 2, 30_000]);
             });
@@ -829,7 +833,7 @@ fn slots_far_beyond_two_to_the_31_elements() {
         let rings: Vec<i64> = ids.iter().map(|&slot| ring_of(slot as usize) as i64).collect();
         let list = desc!(replayssm_list {
             n: RINGS as i32,
-            place: REPLAYSSM_HOST,
+            place: REPLAYSSM_WHERE_HOST,
             slots: common::ids64(&ids),
             rings: common::ids64(&rings),
         });
@@ -878,7 +882,7 @@ fn rows_far_beyond_two_to_the_31_elements() {
     let ids = Block::of(Some(gpu), &[1i64, 5, 9].map(i64::to_le_bytes).concat());
     let rings = Block::of(Some(gpu), &[1, 5, 9].map(|slot| ring_of(slot) as i64).map(i64::to_le_bytes).concat());
     let device_ids =
-        |block: &Block| replayssm_ids { data: block.part(0), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 };
+        |block: &Block| replayssm_ids { data: block.part(0), stride: 1, dtype: REPLAYSSM_DTYPE_I64, reserved: 0 };
     let batch = desc!(replayssm_batch {
         n_rows: 3,
         tokens: TOKENS_OF_A_ROW as i32,
@@ -984,27 +988,27 @@ fn wrong_batches(script: &mut Script, model: &Model) -> Vec<Wrong> {
     (bad.slots[2], bad.slots[3], bad.rings[11]) = (i64::MIN, -7, i32::MIN);
     [1, 4, 6, 7, 9, 10, 2, 3, 11].iter().for_each(|&r| good.slots[r] = -1);
     let rows = vec![1, 4, 6, 7, 9, 10];
-    let convention = REPLAYSSM_ACCEPTED;
+    let convention = REPLAYSSM_COUNTS_ACCEPTED;
     all.push(Wrong { what: "ids", bad, good, bits: REPLAYSSM_FAULT_ID, rows, overlaps: false, convention });
 
-    for convention in [REPLAYSSM_ACCEPTED, REPLAYSSM_ACCEPTED_DRAFTS, REPLAYSSM_REJECTED] {
+    for convention in [REPLAYSSM_COUNTS_ACCEPTED, REPLAYSSM_COUNTS_ACCEPTED_DRAFTS, REPLAYSSM_COUNTS_REJECTED] {
         let good = base();
         let mut bad = good.clone();
         let values = [(0, i32::MIN), (2, -5), (3, 1000), (5, i32::MAX)];
         let mut good = good;
         for (r, value) in values {
             bad.counts[r] = value;
-            let accepted = if (value > 0) == (convention != REPLAYSSM_REJECTED) { 2 } else { 0 };
+            let accepted = if (value > 0) == (convention != REPLAYSSM_COUNTS_REJECTED) { 2 } else { 0 };
             good.counts[r] = match convention {
-                REPLAYSSM_ACCEPTED => accepted,
-                REPLAYSSM_ACCEPTED_DRAFTS => accepted - 1,
+                REPLAYSSM_COUNTS_ACCEPTED => accepted,
+                REPLAYSSM_COUNTS_ACCEPTED_DRAFTS => accepted - 1,
                 _ => 2 - accepted,
             };
         }
         // No drafts and no bonus token: -1 is 0 tokens.
         let rows = vec![0, 2, 3, 5];
         let bits = REPLAYSSM_FAULT_COUNT;
-        if convention == REPLAYSSM_ACCEPTED_DRAFTS {
+        if convention == REPLAYSSM_COUNTS_ACCEPTED_DRAFTS {
             // Counts of the other rows are drafts, too.
             for round in [&mut bad, &mut good] {
                 for r in [1, 4, 6, 7, 8, 9, 10, 11] {
@@ -1026,7 +1030,7 @@ fn wrong_batches(script: &mut Script, model: &Model) -> Vec<Wrong> {
         }
         bad.counts = good.counts.clone();
         let bits = REPLAYSSM_FAULT_LENGTH;
-        Wrong { what, bad, good, bits, rows, overlaps, convention: REPLAYSSM_ACCEPTED }
+        Wrong { what, bad, good, bits, rows, overlaps, convention: REPLAYSSM_COUNTS_ACCEPTED }
     };
     let long = T_MAX as i32 + 1;
     let cu = [0, 2, 2 + long, 4 + long, 4 + 2 * long, 20, 20, 20, 20, 21, 22, 23, 24];
@@ -1100,7 +1104,8 @@ fn wrong_arrays_harm_nobody_else() {
                 let ids: Vec<i64> = (0..RINGS as i64).collect();
                 let rings: Vec<i64> = ids.iter().map(|&slot| ring_of(slot as usize) as i64).collect();
                 let (slots, rings) = (common::ids64(&ids), common::ids64(&rings));
-                let list = desc!(replayssm_list { n: RINGS as i32, place: REPLAYSSM_HOST, slots: slots, rings: rings });
+                let list =
+                    desc!(replayssm_list { n: RINGS as i32, place: REPLAYSSM_WHERE_HOST, slots: slots, rings: rings });
                 let generations = [0u32; RINGS];
                 let args = desc!(replayssm_reset_args { generation: generations.as_ptr() });
                 // SAFETY: everything lives until the call returns.
@@ -1134,16 +1139,17 @@ fn wrong_lists_harm_nobody_else() {
     let slots = block([3, SLOTS as i64, 5, i64::MAX]);
     let rings = block([ring_of(3) as i64, 0, RINGS as i64, 1 << 40]);
     let good = block([3, -1, -1, i64::MIN]);
-    let ids = |block: &Block| replayssm_ids { data: block.part(0), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 };
-    let list =
-        |slots: &Block| desc!(replayssm_list { n: 4, place: REPLAYSSM_DEVICE, slots: ids(slots), rings: ids(&rings) });
+    let ids = |block: &Block| replayssm_ids { data: block.part(0), stride: 1, dtype: REPLAYSSM_DTYPE_I64, reserved: 0 };
+    let list = |slots: &Block| {
+        desc!(replayssm_list { n: 4, place: REPLAYSSM_WHERE_DEVICE, slots: ids(slots), rings: ids(&rings) })
+    };
     let n = Block::of(Some(gpu), &[1i32; 4].map(i32::to_le_bytes).concat());
     let run = |model: &Model, slots: &Block| {
         let done = Block::new(Some(gpu), 16);
         let cursors = Block::new(Some(gpu), 4 * size_of::<replayssm_cursor>());
         // The convolution's windows.
         let windows = Block::new(Some(gpu), 4 * 256 * 3 * 4);
-        let state = desc!(replayssm_state { dtype: REPLAYSSM_F32, layer: 0, data: windows.part(0) });
+        let state = desc!(replayssm_state { dtype: REPLAYSSM_DTYPE_F32, layer: 0, data: windows.part(0) });
         let (handle, list) = (model.slots_handle(), list(slots));
         // SAFETY: everything lives until the work has run.
         unsafe {
@@ -1172,7 +1178,7 @@ fn wrong_lists_harm_nobody_else() {
 fn what_is_missing_is_named() {
     use replayssm::backend::cuda::{IMAGES, probe};
     if let Err(error) = probe() {
-        assert_eq!(error.status() as i32, REPLAYSSM_NO_CUDA);
+        assert_eq!(error.status() as i32, REPLAYSSM_ERROR_NO_CUDA);
         let text = error.to_string();
         assert!(text.contains("NVIDIA driver") || text.contains("CUDA backend is for Linux"), "{text}");
         if let Err(why) = gpu::primary() {
@@ -1191,5 +1197,5 @@ fn an_architecture_without_code_is_named() {
         expected: "sm_80, sm_90".into(),
     };
     assert_eq!(error.to_string(), "NVIDIA Something is sm_75; this library has kernels for sm_80, sm_90");
-    assert_eq!(error.status() as i32, REPLAYSSM_NO_CODE_FOR_ARCH);
+    assert_eq!(error.status() as i32, REPLAYSSM_ERROR_NO_CODE_FOR_ARCH);
 }

@@ -137,13 +137,13 @@ fn few_of_split32() {
 /// The same of a delta rule.
 #[test]
 fn few_gdn_of_split32() {
-    some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_GDN, heads: 4, ..aligned(11) }, 20);
+    some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_FAMILY_GDN, heads: 4, ..aligned(11) }, 20);
 }
 
 /// The same with decays per column.
 #[test]
 fn few_kda_of_split32() {
-    some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_KDA, heads: 4, ..aligned(16) }, 20);
+    some_ways(&WAYS[1..3], &Spec { family: REPLAYSSM_FAMILY_KDA, heads: 4, ..aligned(16) }, 20);
 }
 
 /// The same with several tokens a row.
@@ -156,7 +156,7 @@ fn few_several_of_split32() {
 #[test]
 fn few_several_gdn_of_split32() {
     for t_max in [3, 6] {
-        let spec = Spec { family: REPLAYSSM_GDN, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(13) };
+        let spec = Spec { family: REPLAYSSM_FAMILY_GDN, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(13) };
         some_ways(&WAYS[1..3], &spec, 16);
     }
 }
@@ -165,7 +165,7 @@ fn few_several_gdn_of_split32() {
 #[test]
 fn few_several_kda_of_split32() {
     for t_max in [2, 4] {
-        let spec = Spec { family: REPLAYSSM_KDA, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(17) };
+        let spec = Spec { family: REPLAYSSM_FAMILY_KDA, t_max, window: 2 * t_max + 3, heads: 4, ..aligned(17) };
         some_ways(&WAYS[1..3], &spec, 16);
     }
 }
@@ -296,21 +296,21 @@ fn heads_of_other_sizes_and_groups() {
 #[test]
 fn options() {
     let options = [
-        Spec { skip: Skip::PerElement, out: REPLAYSSM_BF16, ..aligned(3) },
-        Spec { gate: false, skip: Skip::None, bias: false, out: REPLAYSSM_BF16, ..aligned(4) },
+        Spec { skip: Skip::PerElement, out: REPLAYSSM_DTYPE_BF16, ..aligned(3) },
+        Spec { gate: false, skip: Skip::None, bias: false, out: REPLAYSSM_DTYPE_BF16, ..aligned(4) },
         Spec {
             softplus: false,
-            dt_dtype: REPLAYSSM_BF16,
-            param_dtype: REPLAYSSM_F16,
-            out: REPLAYSSM_BF16,
+            dt_dtype: REPLAYSSM_DTYPE_BF16,
+            param_dtype: REPLAYSSM_DTYPE_F16,
+            out: REPLAYSSM_DTYPE_BF16,
             bias: false,
             ..aligned(5)
         },
-        Spec { ids: REPLAYSSM_I32, checks: true, ..aligned(6) },
+        Spec { ids: REPLAYSSM_DTYPE_I32, checks: true, ..aligned(6) },
     ];
     for spec in options {
         // Outputs of 16 bits are rounded.
-        let rounded = spec.out != REPLAYSSM_F32;
+        let rounded = spec.out != REPLAYSSM_DTYPE_F32;
         for (format, readout, limit) in WAYS {
             let spec = Spec { format, readout, ..spec.clone() };
             let distance = distance(spec.clone(), 16);
@@ -347,9 +347,9 @@ fn windows_and_kept_tokens() {
 /// Delta rules with other heads, gates and windows than `every_family` has, of one token and of a few.
 #[test]
 fn delta_rules() {
-    for family in [REPLAYSSM_GDN, REPLAYSSM_KDA] {
+    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
         let of = |seed| Spec { family, heads: 4, ..aligned(seed) };
-        let bounded = if family == REPLAYSSM_KDA { REPLAYSSM_GATE_LOWER_BOUND } else { REPLAYSSM_GATE_SOFTPLUS };
+        let bounded = if family == REPLAYSSM_FAMILY_KDA { REPLAYSSM_GATE_LOWER_BOUND } else { REPLAYSSM_GATE_SOFTPLUS };
         for spec in [
             Spec { headdim: 24, groups: 1, head_map: REPLAYSSM_HEAD_MAP_TILED, ..of(18) },
             Spec { headdim: 128, t_max: 3, window: 37, keep: 2, gate_kind: bounded, ..of(19) },
@@ -357,12 +357,12 @@ fn delta_rules() {
             Spec {
                 window: 31,
                 keep: 5,
-                dt_dtype: REPLAYSSM_BF16,
-                param_dtype: REPLAYSSM_F16,
+                dt_dtype: REPLAYSSM_DTYPE_BF16,
+                param_dtype: REPLAYSSM_DTYPE_F16,
                 beta_processed: true,
                 ..of(21)
             },
-            Spec { window: 1, schedule: REPLAYSSM_SCHEDULE_BY_POSITION, dt_dtype: REPLAYSSM_F16, ..of(22) },
+            Spec { window: 1, schedule: REPLAYSSM_SCHEDULE_BY_POSITION, dt_dtype: REPLAYSSM_DTYPE_F16, ..of(22) },
         ] {
             all_ways(&spec, 20);
         }
@@ -381,7 +381,7 @@ fn slow_and_fast_decays() {
     };
     for (t_max, (format, readout, limit)) in [1, 3].into_iter().flat_map(|t_max| WAYS.map(|way| (t_max, way))) {
         let spec = Spec {
-            family: REPLAYSSM_KDA,
+            family: REPLAYSSM_FAMILY_KDA,
             format,
             readout,
             t_max,

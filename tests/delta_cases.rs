@@ -17,7 +17,7 @@ use replayssm::ffi::*;
 #[global_allocator]
 static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
 
-const DELTA_RULES: [i32; 2] = [REPLAYSSM_GDN, REPLAYSSM_KDA];
+const DELTA_RULES: [i32; 2] = [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA];
 
 fn state_of(rig: &Rig, slot: usize) -> Vec<f64> {
     rig.export(0, slot, slot, None).into_iter().map(|b| f32::from_bits(b).into()).collect()
@@ -43,25 +43,25 @@ impl Drop for Conv<'_> {
 impl<'a> Conv<'a> {
     fn beside(rig: &'a Rig) -> Self {
         let desc = desc!(replayssm_pool_desc {
-            family: REPLAYSSM_CONV1D,
+            family: REPLAYSSM_FAMILY_CONV1D,
             n_layers: 1,
-            io: REPLAYSSM_F32,
+            io: REPLAYSSM_DTYPE_F32,
             channels: 10,
             width: 4,
         });
         let mut pool = null_mut();
         // SAFETY: the descriptor and the out-parameter are locals.
         ok(unsafe { replayssm_layers_create(rig.slots, &desc, null(), 0, &mut pool) });
-        let mut weight = Array::poisoned(REPLAYSSM_F32, 40);
+        let mut weight = Array::poisoned(REPLAYSSM_DTYPE_F32, 40);
         let mut rng = Rng(7);
-        (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_F32, rng.normal())));
+        (0..40).for_each(|i| weight.set(i, encode(REPLAYSSM_DTYPE_F32, rng.normal())));
         Conv { rig, pool, weight }
     }
 
     fn call(&self, row: &Row, x: &[f64], extend: bool) -> Vec<u32> {
-        let mut input = Array::poisoned(REPLAYSSM_F32, x.len());
-        x.iter().enumerate().for_each(|(i, &x)| input.set(i, encode(REPLAYSSM_F32, x)));
-        let out = Array::poisoned(REPLAYSSM_F32, x.len());
+        let mut input = Array::poisoned(REPLAYSSM_DTYPE_F32, x.len());
+        x.iter().enumerate().for_each(|(i, &x)| input.set(i, encode(REPLAYSSM_DTYPE_F32, x)));
+        let out = Array::poisoned(REPLAYSSM_DTYPE_F32, x.len());
         let args = desc!(replayssm_conv1d_args {
             x: tensor(&input, 0, x.len(), 10, 0),
             out: tensor(&out, 0, x.len(), 10, 0),
@@ -83,8 +83,8 @@ impl<'a> Conv<'a> {
     fn window(&self, slot: usize) -> Vec<u32> {
         let mut window = heap([0x7FC0_1234u32; 30]);
         let id = [slot as i64];
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&id), rings: ids64(&id) });
-        let dst = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: window.as_mut_ptr().cast() });
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&id), rings: ids64(&id) });
+        let dst = desc!(replayssm_state { dtype: REPLAYSSM_DTYPE_F32, data: window.as_mut_ptr().cast() });
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_export(self.pool, &list, null(), &dst, null()) });
         window
@@ -95,8 +95,8 @@ impl<'a> Conv<'a> {
 fn case_8_four_families_on_one_slots_handle_advance_once() {
     let mamba = Rig::new(Spec { layers: 2, t_max: 3, window: 5, ..Spec::default() });
     let spec = |family, heads| Spec { family, heads, headdim: 17, dstate: 24, layers: 2, seed: 5, ..Spec::default() };
-    let gdn = mamba.beside(spec(REPLAYSSM_GDN, 4));
-    let kda = mamba.beside(spec(REPLAYSSM_KDA, 2));
+    let gdn = mamba.beside(spec(REPLAYSSM_FAMILY_GDN, 4));
+    let kda = mamba.beside(spec(REPLAYSSM_FAMILY_KDA, 2));
     let rigs = [&mamba, &gdn, &kda];
     let conv = Conv::beside(&mamba);
     let mut rng = Rng(9);
@@ -229,8 +229,8 @@ fn case_23_a_long_run_near_beta_1_and_g_0_is_the_plain_kernels() {
             for step in 0..2000 {
                 let mut tokens = rig.tokens(&mut rng, 4);
                 for token in tokens.iter_mut().flatten() {
-                    token.beta.iter_mut().for_each(|b| *b = encode(REPLAYSSM_F32, 1.0 - 1e-3 * rng.unit()));
-                    token.dt.iter_mut().for_each(|g| *g = encode(REPLAYSSM_F32, -1e-5 * rng.unit()));
+                    token.beta.iter_mut().for_each(|b| *b = encode(REPLAYSSM_DTYPE_F32, 1.0 - 1e-3 * rng.unit()));
+                    token.dt.iter_mut().for_each(|g| *g = encode(REPLAYSSM_DTYPE_F32, -1e-5 * rng.unit()));
                 }
                 let row = Row::new(0, &tokens);
                 rig.step(std::slice::from_ref(&row));
@@ -279,7 +279,7 @@ fn against(spec: &Spec, other: &Spec, fill: impl Fn(&mut Token), change: impl Fn
 }
 
 fn rounded(value: f64) -> f64 {
-    decode(REPLAYSSM_BF16, encode(REPLAYSSM_BF16, value))
+    decode(REPLAYSSM_DTYPE_BF16, encode(REPLAYSSM_DTYPE_BF16, value))
 }
 
 #[test]
@@ -293,21 +293,21 @@ fn case_24_neither_beta_nor_g_is_rounded_to_16_bits() {
         against(
             &spec,
             &processed,
-            |token| token.beta.fill(encode(REPLAYSSM_F32, 2.3)),
-            |token| token.beta.fill(encode(REPLAYSSM_F32, rounded(beta))),
+            |token| token.beta.fill(encode(REPLAYSSM_DTYPE_F32, 2.3)),
+            |token| token.beta.fill(encode(REPLAYSSM_DTYPE_F32, rounded(beta))),
         );
         against(
             &spec,
             &spec,
-            |token| token.beta.fill(encode(REPLAYSSM_F32, 2.3)),
-            |token| token.beta.fill(encode(REPLAYSSM_F32, rounded(2.3))),
+            |token| token.beta.fill(encode(REPLAYSSM_DTYPE_F32, 2.3)),
+            |token| token.beta.fill(encode(REPLAYSSM_DTYPE_F32, rounded(2.3))),
         );
         // g = -1e-4, with a small beta, so that the state remembers its sum over many tokens.
         let spec = Spec { gate_kind: REPLAYSSM_GATE_LOG_DECAY, bias: false, ..processed };
         let fill = |token: &mut Token| {
-            token.beta.fill(encode(REPLAYSSM_F32, 0.01));
-            token.dt.fill(encode(REPLAYSSM_F32, -1e-4));
+            token.beta.fill(encode(REPLAYSSM_DTYPE_F32, 0.01));
+            token.dt.fill(encode(REPLAYSSM_DTYPE_F32, -1e-4));
         };
-        against(&spec, &spec, fill, |token| token.dt.fill(encode(REPLAYSSM_F32, rounded(-1e-4))));
+        against(&spec, &spec, fill, |token| token.dt.fill(encode(REPLAYSSM_DTYPE_F32, rounded(-1e-4))));
     }
 }

@@ -111,7 +111,7 @@ fn grid(family: i32, io: i32) {
                 for readout in [REPLAYSSM_READOUT_EXACT, REPLAYSSM_READOUT_FULL] {
                     let spec = Spec { family, io, format, readout, window, t_max, keep, layers: 2, ..Spec::default() };
                     let small = Spec { heads: 2, groups: 1, headdim: 17, dstate: 33, ..spec.clone() };
-                    run(if family == REPLAYSSM_MAMBA2 { spec } else { small }, 500);
+                    run(if family == REPLAYSSM_FAMILY_MAMBA2 { spec } else { small }, 500);
                 }
             }
         }
@@ -120,47 +120,47 @@ fn grid(family: i32, io: i32) {
 
 #[test]
 fn mamba2_bf16_equals_extend_by_bytes() {
-    grid(REPLAYSSM_MAMBA2, REPLAYSSM_BF16);
+    grid(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_DTYPE_BF16);
 }
 
 #[test]
 fn mamba2_f16_equals_extend_by_bytes() {
-    grid(REPLAYSSM_MAMBA2, REPLAYSSM_F16);
+    grid(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_DTYPE_F16);
 }
 
 #[test]
 fn mamba2_f32_equals_extend_by_bytes() {
-    grid(REPLAYSSM_MAMBA2, REPLAYSSM_F32);
+    grid(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_DTYPE_F32);
 }
 
 #[test]
 fn gdn_bf16_equals_extend_by_bytes() {
-    grid(REPLAYSSM_GDN, REPLAYSSM_BF16);
+    grid(REPLAYSSM_FAMILY_GDN, REPLAYSSM_DTYPE_BF16);
 }
 
 #[test]
 fn gdn_f16_equals_extend_by_bytes() {
-    grid(REPLAYSSM_GDN, REPLAYSSM_F16);
+    grid(REPLAYSSM_FAMILY_GDN, REPLAYSSM_DTYPE_F16);
 }
 
 #[test]
 fn gdn_f32_equals_extend_by_bytes() {
-    grid(REPLAYSSM_GDN, REPLAYSSM_F32);
+    grid(REPLAYSSM_FAMILY_GDN, REPLAYSSM_DTYPE_F32);
 }
 
 #[test]
 fn kda_bf16_equals_extend_by_bytes() {
-    grid(REPLAYSSM_KDA, REPLAYSSM_BF16);
+    grid(REPLAYSSM_FAMILY_KDA, REPLAYSSM_DTYPE_BF16);
 }
 
 #[test]
 fn kda_f16_equals_extend_by_bytes() {
-    grid(REPLAYSSM_KDA, REPLAYSSM_F16);
+    grid(REPLAYSSM_FAMILY_KDA, REPLAYSSM_DTYPE_F16);
 }
 
 #[test]
 fn kda_f32_equals_extend_by_bytes() {
-    grid(REPLAYSSM_KDA, REPLAYSSM_F32);
+    grid(REPLAYSSM_FAMILY_KDA, REPLAYSSM_DTYPE_F32);
 }
 
 #[test]
@@ -192,14 +192,14 @@ fn options_and_real_shapes_equal_extend_by_bytes() {
         for (softplus, bias, gate) in
             [(true, true, false), (false, false, true), (false, true, false), (true, false, true)]
         {
-            for dt_dtype in [REPLAYSSM_F32, REPLAYSSM_BF16] {
+            for dt_dtype in [REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16] {
                 run(Spec { skip, softplus, bias, gate, dt_dtype, ..base.clone() }, 200);
             }
         }
     }
     for family in FAMILIES {
         for (headdim, dstate) in [(80, 128), (64, 128), (128, 128), (24, 96), (1, 1), (16, 256), (256, 16), (17, 33)] {
-            run(Spec { family, headdim, dstate, out: REPLAYSSM_BF16, ..base.clone() }, 120);
+            run(Spec { family, headdim, dstate, out: REPLAYSSM_DTYPE_BF16, ..base.clone() }, 120);
         }
     }
 }
@@ -207,7 +207,7 @@ fn options_and_real_shapes_equal_extend_by_bytes() {
 #[test]
 fn options_of_the_delta_rules_equal_extend_by_bytes() {
     let base = Spec { layers: 1, t_max: 4, heads: 6, ..Spec::default() };
-    for family in [REPLAYSSM_GDN, REPLAYSSM_KDA] {
+    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
         for head_map in [REPLAYSSM_HEAD_MAP_GROUPED, REPLAYSSM_HEAD_MAP_TILED] {
             for (gate_kind, bias, l2norm, beta_processed, scale) in delta_options(family) {
                 for readout in [REPLAYSSM_READOUT_EXACT, REPLAYSSM_READOUT_FULL] {
@@ -227,7 +227,7 @@ fn delta_options(family: i32) -> Vec<(i32, bool, bool, bool, f32)> {
         (REPLAYSSM_GATE_LOG_DECAY, false, true, true, 0.0),
         (REPLAYSSM_GATE_LOG_DECAY, false, false, false, -1.5),
     ];
-    if family == REPLAYSSM_KDA {
+    if family == REPLAYSSM_FAMILY_KDA {
         options.push((REPLAYSSM_GATE_LOWER_BOUND, true, true, false, 0.0));
         options.push((REPLAYSSM_GATE_LOWER_BOUND, false, false, true, 1.0));
     }
@@ -288,11 +288,11 @@ fn hashed() -> impl Iterator<Item = Spec> {
     let exact = REPLAYSSM_READOUT_EXACT;
     FAMILIES.into_iter().flat_map(move |family| {
         [
-            (REPLAYSSM_BF16, REPLAYSSM_FORMAT_SPLIT32, exact, false),
-            (REPLAYSSM_F16, REPLAYSSM_FORMAT_F32, exact, false),
-            (REPLAYSSM_F32, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_FULL, false),
-            (REPLAYSSM_BF16, REPLAYSSM_FORMAT_BF16, exact, true),
-            (REPLAYSSM_F32, REPLAYSSM_FORMAT_F16, exact, false),
+            (REPLAYSSM_DTYPE_BF16, REPLAYSSM_FORMAT_SPLIT32, exact, false),
+            (REPLAYSSM_DTYPE_F16, REPLAYSSM_FORMAT_F32, exact, false),
+            (REPLAYSSM_DTYPE_F32, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_FULL, false),
+            (REPLAYSSM_DTYPE_BF16, REPLAYSSM_FORMAT_BF16, exact, true),
+            (REPLAYSSM_DTYPE_F32, REPLAYSSM_FORMAT_F16, exact, false),
         ]
         .map(|(io, format, readout, stochastic)| Spec {
             family,
@@ -363,7 +363,7 @@ fn against_fp64(spec: &Spec) -> (f64, f64) {
 /// they stay near 2^-24 times a small factor. 2e-6 is ten times what the named generator gives.
 #[test]
 fn extend_is_the_recurrence() {
-    for io in [REPLAYSSM_BF16, REPLAYSSM_F16, REPLAYSSM_F32] {
+    for io in [REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16, REPLAYSSM_DTYPE_F32] {
         for skip in [Skip::None, Skip::PerHead, Skip::PerElement] {
             for (softplus, bias, gate) in [(true, true, true), (false, false, false)] {
                 let spec = Spec { io, skip, softplus, bias, gate, layers: 1, ..Spec::default() };
@@ -379,8 +379,8 @@ fn extend_is_the_recurrence() {
 #[test]
 fn extend_is_the_delta_rule() {
     let mut worst = 0f64;
-    for family in [REPLAYSSM_GDN, REPLAYSSM_KDA] {
-        for io in [REPLAYSSM_BF16, REPLAYSSM_F16, REPLAYSSM_F32] {
+    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
+        for io in [REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16, REPLAYSSM_DTYPE_F32] {
             for head_map in [REPLAYSSM_HEAD_MAP_GROUPED, REPLAYSSM_HEAD_MAP_TILED] {
                 for (gate_kind, bias, l2norm, beta_processed, scale) in delta_options(family) {
                     let spec = Spec {
@@ -488,9 +488,9 @@ fn golden_bytes_of_extend() {
     let mut found = Vec::new();
     for (family, io, format) in FAMILIES.into_iter().flat_map(|family| {
         [
-            (family, REPLAYSSM_BF16, REPLAYSSM_FORMAT_SPLIT32),
-            (family, REPLAYSSM_F16, REPLAYSSM_FORMAT_F32),
-            (family, REPLAYSSM_F32, REPLAYSSM_FORMAT_BF16),
+            (family, REPLAYSSM_DTYPE_BF16, REPLAYSSM_FORMAT_SPLIT32),
+            (family, REPLAYSSM_DTYPE_F16, REPLAYSSM_FORMAT_F32),
+            (family, REPLAYSSM_DTYPE_F32, REPLAYSSM_FORMAT_BF16),
         ]
     }) {
         let stochastic = format == REPLAYSSM_FORMAT_BF16;
@@ -501,7 +501,7 @@ fn golden_bytes_of_extend() {
         for h in 0..4 {
             rig.params[0].a.set(2 * h, ((-1.0 - h as f32) / 2.0).to_bits());
             (h * gates / 4..(h + 1) * gates / 4)
-                .for_each(|i| rig.params[0].bias.set(i, common::encode(REPLAYSSM_BF16, draw())));
+                .for_each(|i| rig.params[0].bias.set(i, common::encode(REPLAYSSM_DTYPE_BF16, draw())));
             (0..24).for_each(|i| rig.params[0].d.set(h * 24 + i, (draw() as f32).to_bits()));
         }
         let betas = if rig.spec.is_delta() { 4 } else { 0 };
@@ -513,9 +513,9 @@ fn golden_bytes_of_extend() {
                     x: values(96, io),
                     b: values(160, io),
                     c: values(160, io),
-                    dt: values(gates, REPLAYSSM_F32),
+                    dt: values(gates, REPLAYSSM_DTYPE_F32),
                     z: values(96, io),
-                    beta: values(betas, REPLAYSSM_F32),
+                    beta: values(betas, REPLAYSSM_DTYPE_F32),
                 }]
             })
             .collect();

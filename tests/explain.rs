@@ -90,7 +90,7 @@ fn specs() -> impl Iterator<Item = Spec> {
     FAMILIES.into_iter().flat_map(|family| {
         FORMATS.into_iter().flat_map(move |(format, readouts)| {
             readouts.iter().flat_map(move |&readout| {
-                [REPLAYSSM_BF16, REPLAYSSM_F32].map(|io| Spec {
+                [REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F32].map(|io| Spec {
                     family,
                     format,
                     readout,
@@ -135,7 +135,7 @@ fn predicted_bytes_hold_for_other_windows_schedules_steps_and_shapes() {
     ] {
         // Formats differ in the size of the checkpoint alone, and that in all steps alike.
         let formats = [REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_FORMAT_F16];
-        for spec in specs().filter(|spec| spec.io == REPLAYSSM_BF16 && formats.contains(&spec.format)) {
+        for spec in specs().filter(|spec| spec.io == REPLAYSSM_DTYPE_BF16 && formats.contains(&spec.format)) {
             let spec = Spec { window, t_max, keep, schedule, slots: 2, heads: 6, groups: 2, ..spec };
             check(&spec, tokens);
             if spec.is_delta() {
@@ -194,10 +194,10 @@ fn predicted_bytes_of_a_convolution_are_the_counted_ones() {
     cpu_only!();
     let rig = Rig::new(Spec { t_max: 5, keep: 2, ..Spec::default() });
     for (io, channels, width, rows, tokens) in
-        [(REPLAYSSM_BF16, 300, 4, 3, 1), (REPLAYSSM_F32, 128, 2, 2, 4), (REPLAYSSM_F16, 7, 3, 8, 5)]
+        [(REPLAYSSM_DTYPE_BF16, 300, 4, 3, 1), (REPLAYSSM_DTYPE_F32, 128, 2, 2, 4), (REPLAYSSM_DTYPE_F16, 7, 3, 8, 5)]
     {
         let p = desc!(replayssm_pool_desc {
-            family: REPLAYSSM_CONV1D,
+            family: REPLAYSSM_FAMILY_CONV1D,
             n_layers: 1,
             io: io,
             channels: channels,

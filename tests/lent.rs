@@ -263,7 +263,7 @@ fn a_pool_goes_on_where_its_memory_was_moved_to() {
 /// Layers may lie within each other's strides, if no part of one is where a part of another is.
 #[test]
 fn layers_that_overlap_in_any_slot_are_refused() {
-    let spec = spec(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_EXACT);
+    let spec = spec(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_READOUT_EXACT);
     let owned = Rig::new(spec.clone());
     let blocks = blocks_for(&owned, 1);
     let mut lent: Vec<_> = blocks.iter().map(Blocks::lent).collect();
@@ -291,7 +291,7 @@ fn layers_that_overlap_in_any_slot_are_refused() {
     let mut seen = [0; 2];
     let mut check = |stride: usize, at: [usize; LAYERS]| {
         let wrong = overlap(stride, at);
-        let wanted = if wrong { REPLAYSSM_INVALID_ARGUMENT } else { REPLAYSSM_OK };
+        let wanted = if wrong { REPLAYSSM_ERROR_INVALID_ARGUMENT } else { REPLAYSSM_OK };
         assert_eq!(bind(stride, at), wanted, "stride {stride}, layers at {at:?}, parts of {part}");
         seen[usize::from(wrong)] += 1;
     };
@@ -316,7 +316,7 @@ fn layers_that_overlap_in_any_slot_are_refused() {
 
 #[test]
 fn a_wrong_lending_is_refused_by_name() {
-    let spec = spec(REPLAYSSM_MAMBA2, REPLAYSSM_READOUT_EXACT);
+    let spec = spec(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_READOUT_EXACT);
     let owned = Rig::new(spec.clone());
     let blocks = blocks_for(&owned, 1);
     let lent: Vec<_> = blocks[..2].iter().map(Blocks::lent).collect();
@@ -324,7 +324,7 @@ fn a_wrong_lending_is_refused_by_name() {
     let said = |change: &dyn Fn(&mut Vec<replayssm_lent>)| {
         let mut wrong = lent.clone();
         change(&mut wrong);
-        assert_eq!(rig.rebind(&wrong), REPLAYSSM_INVALID_ARGUMENT);
+        assert_eq!(rig.rebind(&wrong), REPLAYSSM_ERROR_INVALID_ARGUMENT);
         message()
     };
     let near = heap([blocks[0].bases[0], blocks[0].bases[0].wrapping_byte_add(16), blocks[0].bases[2]]);

@@ -393,7 +393,7 @@ fn case_27_a_flush_with_nothing_to_fold_changes_nothing() {
 
 #[test]
 fn case_10_another_request_leaves_no_snapshot() {
-    let rig = Rig::new(small(REPLAYSSM_GDN, REPLAYSSM_FORMAT_SPLIT32, false));
+    let rig = Rig::new(small(REPLAYSSM_FAMILY_GDN, REPLAYSSM_FORMAT_SPLIT32, false));
     let mut rng = rng_of(&rig.spec);
     start(&rig, &[2]);
     let generation = rig.cursor(2).generation;
@@ -474,12 +474,12 @@ fn what_cannot_be_trusted_is_not_folded_and_makes_no_better_copy() {
 #[test]
 fn pools_have_slot_ids_of_their_own() {
     // Slot 2 of one pool and slot 5 of the other belong to ring 1; slots 3 and 6 to ring 0, which takes the same tokens.
-    let base = small(REPLAYSSM_MAMBA2, REPLAYSSM_FORMAT_SPLIT32, false);
+    let base = small(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_FORMAT_SPLIT32, false);
     let spec = Spec { keep: 2, rings: 3, schedule: REPLAYSSM_SCHEDULE_NONE, ..base };
     let a = Rig::new(spec.clone());
-    let b = std::mem::ManuallyDrop::new(a.beside(Spec { family: REPLAYSSM_KDA, layers: 1, ..spec }));
+    let b = std::mem::ManuallyDrop::new(a.beside(Spec { family: REPLAYSSM_FAMILY_KDA, layers: 1, ..spec }));
     let mut rng = rng_of(&a.spec);
-    for place in [REPLAYSSM_HOST, REPLAYSSM_DEVICE] {
+    for place in [REPLAYSSM_WHERE_HOST, REPLAYSSM_WHERE_DEVICE] {
         let all =
             |ring: i64, [of_a, of_b]: [i64; 2]| common::PoolList::new(place, &[(a.pool, of_a), (b.pool, of_b)], ring);
         a.reset_list(&all(1, [2, 5]));
@@ -522,12 +522,12 @@ fn pools_have_slot_ids_of_their_own() {
 /// Where pools have slots of their own, what a ring has goes by the ring id alone, whatever slots the entry has.
 #[test]
 fn rings_go_by_ring_ids_where_pools_are_named() {
-    let base = small(REPLAYSSM_MAMBA2, REPLAYSSM_FORMAT_SPLIT32, false);
+    let base = small(REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_FORMAT_SPLIT32, false);
     let spec = Spec { keep: 2, rings: 3, schedule: REPLAYSSM_SCHEDULE_NONE, ..base };
     let a = Rig::new(spec.clone());
-    let b = std::mem::ManuallyDrop::new(a.beside(Spec { family: REPLAYSSM_KDA, layers: 1, ..spec }));
+    let b = std::mem::ManuallyDrop::new(a.beside(Spec { family: REPLAYSSM_FAMILY_KDA, layers: 1, ..spec }));
     let mut rng = rng_of(&a.spec);
-    for place in [REPLAYSSM_HOST, REPLAYSSM_DEVICE] {
+    for place in [REPLAYSSM_WHERE_HOST, REPLAYSSM_WHERE_DEVICE] {
         // The list's own slot, which is b's, that of a, and the ring.
         let with = |[slot, of_a, ring]: [i64; 3], call: &dyn Fn(&replayssm_list) -> i32| {
             let (slots, of_a, rings) = (heap([slot]), heap([of_a]), heap([ring]));
@@ -593,8 +593,8 @@ fn rings_go_by_ring_ids_where_pools_are_named() {
         for (ids, pool) in [([5, 99, 1], 0), ([99, 2, 1], 1)] {
             let before = a.cursor(1).position;
             let (status, position, done) = rewind(ids);
-            if place == REPLAYSSM_HOST {
-                assert_eq!((status, position, done), (REPLAYSSM_INVALID_ARGUMENT, before, -1));
+            if place == REPLAYSSM_WHERE_HOST {
+                assert_eq!((status, position, done), (REPLAYSSM_ERROR_INVALID_ARGUMENT, before, -1));
                 continue;
             }
             // The others' tags decide.

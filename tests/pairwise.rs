@@ -197,9 +197,9 @@ fn name(choice: &Choice) -> String {
 
 fn dtype(value: &str) -> i32 {
     match value {
-        "bf16" => REPLAYSSM_BF16,
-        "f16" => REPLAYSSM_F16,
-        "f32" => REPLAYSSM_F32,
+        "bf16" => REPLAYSSM_DTYPE_BF16,
+        "f16" => REPLAYSSM_DTYPE_F16,
+        "f32" => REPLAYSSM_DTYPE_F32,
         _ => 0,
     }
 }
@@ -220,9 +220,9 @@ fn spec(choice: &Choice) -> Spec {
     };
     Spec {
         family: match get("family") {
-            "Mamba-2" => REPLAYSSM_MAMBA2,
-            "GDN" => REPLAYSSM_GDN,
-            _ => REPLAYSSM_KDA,
+            "Mamba-2" => REPLAYSSM_FAMILY_MAMBA2,
+            "GDN" => REPLAYSSM_FAMILY_GDN,
+            _ => REPLAYSSM_FAMILY_KDA,
         },
         format: match get("format") {
             "SPLIT32" => REPLAYSSM_FORMAT_SPLIT32,
@@ -251,7 +251,7 @@ fn spec(choice: &Choice) -> Spec {
             _ => Skip::PerElement,
         },
         head_map: if get("head map") == "tiled" { REPLAYSSM_HEAD_MAP_TILED } else { REPLAYSSM_HEAD_MAP_GROUPED },
-        ids: if get("ids") == "int32" { REPLAYSSM_I32 } else { REPLAYSSM_I64 },
+        ids: if get("ids") == "int32" { REPLAYSSM_DTYPE_I32 } else { REPLAYSSM_DTYPE_I64 },
         scale: if get("scale") == "default" { 0.0 } else { 0.5 },
         stochastic: get("rounding") == "stochastic",
         softplus: get("gate") == "softplus",
@@ -565,7 +565,7 @@ fn drive(choice: &Choice) {
     let [got, plain, truth] = &run.outputs;
     let (error, recurrence) = (relative(got, truth), relative(plain, truth));
     // As in extend_is_the_delta_rule, plus the output's rounding.
-    let grade = 5e-6 + if run.rig.spec.out == REPLAYSSM_F32 { 0.0 } else { unit(run.rig.spec.out) };
+    let grade = 5e-6 + if run.rig.spec.out == REPLAYSSM_DTYPE_F32 { 0.0 } else { unit(run.rig.spec.out) };
     assert!(recurrence <= grade, "the recurrence is {recurrence:.2e} from fp64");
     if run.rig.spec.readout == REPLAYSSM_READOUT_FULL && !run.mixed() {
         assert!(error <= 2.0 * recurrence + 1e-6, "FULL {error:.2e}, plain {recurrence:.2e}");

@@ -16,9 +16,9 @@ static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
 
 fn conv(layers: i32, channels: i32) -> replayssm_pool_desc {
     desc!(replayssm_pool_desc {
-        family: REPLAYSSM_CONV1D,
+        family: REPLAYSSM_FAMILY_CONV1D,
         n_layers: layers,
-        io: REPLAYSSM_BF16,
+        io: REPLAYSSM_DTYPE_BF16,
         channels: channels,
         width: 4,
     })
@@ -50,7 +50,7 @@ fn models() -> Vec<(replayssm_slots_desc, Vec<replayssm_pool_desc>)> {
     let mut models = Vec::new();
     for (i, family) in FAMILIES.into_iter().enumerate() {
         let spec = Spec { family, layers: 3, slots: 5 + i, rings: 3, t_max: 4, keep: i, ..Spec::default() };
-        let other = Spec { family: REPLAYSSM_GDN, readout: REPLAYSSM_READOUT_FULL, headdim: 16, ..spec.clone() };
+        let other = Spec { family: REPLAYSSM_FAMILY_GDN, readout: REPLAYSSM_READOUT_FULL, headdim: 16, ..spec.clone() };
         let pools = vec![Rig::pool_desc(&spec), Rig::pool_desc(&other), conv(2, 150)];
         // Checks put guards between parts.
         models.push((Rig::slots_desc(&Spec { checks: true, ..spec.clone() }), pools.clone()));
@@ -126,9 +126,9 @@ fn case_19_the_budget_of_exactly_n_slots_gives_n_and_one_byte_less_gives_one_les
 #[test]
 fn case_18_a_slot_is_a_checkpoint_and_a_ring_and_not_a_state_per_draft() {
     let pool = desc!(replayssm_pool_desc {
-        family: REPLAYSSM_MAMBA2,
+        family: REPLAYSSM_FAMILY_MAMBA2,
         n_layers: 40,
-        io: REPLAYSSM_BF16,
+        io: REPLAYSSM_DTYPE_BF16,
         nheads: 128,
         headdim: 64,
         dstate: 128,
@@ -150,9 +150,9 @@ fn case_18_a_slot_is_a_checkpoint_and_a_ring_and_not_a_state_per_draft() {
 fn published() -> Vec<(&'static str, Vec<replayssm_pool_desc>)> {
     let mamba2 = |layers, nheads, headdim, ngroups| {
         let pool = desc!(replayssm_pool_desc {
-            family: REPLAYSSM_MAMBA2,
+            family: REPLAYSSM_FAMILY_MAMBA2,
             n_layers: layers,
-            io: REPLAYSSM_BF16,
+            io: REPLAYSSM_DTYPE_BF16,
             nheads: nheads,
             headdim: headdim,
             dstate: 128,
@@ -164,7 +164,7 @@ fn published() -> Vec<(&'static str, Vec<replayssm_pool_desc>)> {
         let pool = desc!(replayssm_pool_desc {
             family: family,
             n_layers: layers,
-            io: REPLAYSSM_BF16,
+            io: REPLAYSSM_DTYPE_BF16,
             H: h,
             HV: hv,
             K: 128,
@@ -177,9 +177,9 @@ fn published() -> Vec<(&'static str, Vec<replayssm_pool_desc>)> {
         ("Nemotron-3-Super-120B", mamba2(40, 128, 64, 8)),
         ("Nemotron-Ultra-550B", mamba2(48, 256, 64, 8)),
         ("one group", mamba2(24, 80, 64, 1)),
-        ("Qwen3.5-4B", delta(REPLAYSSM_GDN, 24, 16, 32)),
-        ("Qwen3.5-122B", delta(REPLAYSSM_GDN, 36, 16, 64)),
-        ("Kimi Linear", delta(REPLAYSSM_KDA, 20, 32, 32)),
+        ("Qwen3.5-4B", delta(REPLAYSSM_FAMILY_GDN, 24, 16, 32)),
+        ("Qwen3.5-122B", delta(REPLAYSSM_FAMILY_GDN, 36, 16, 64)),
+        ("Kimi Linear", delta(REPLAYSSM_FAMILY_KDA, 20, 32, 32)),
     ]
 }
 
@@ -279,5 +279,5 @@ fn components_beyond_an_address_space_are_refused() {
     let mut n = 77;
     // SAFETY: the array has as many elements as it says.
     let status = unsafe { replayssm_plan_components(&slots, &Rig::pool_desc(&spec), list.as_mut_ptr(), 16, &mut n) };
-    assert_eq!((status, n), (REPLAYSSM_UNSUPPORTED, 77), "{}", message());
+    assert_eq!((status, n), (REPLAYSSM_ERROR_UNSUPPORTED, 77), "{}", message());
 }

@@ -75,8 +75,8 @@ impl Kind {
             }
         }
         match self {
-            Kind::RepeatedKeys(beta) => token.beta.fill(encode(REPLAYSSM_F32, beta)),
-            Kind::LongKeys => token.beta.fill(encode(REPLAYSSM_F32, 0.99)),
+            Kind::RepeatedKeys(beta) => token.beta.fill(encode(REPLAYSSM_DTYPE_F32, beta)),
+            Kind::LongKeys => token.beta.fill(encode(REPLAYSSM_DTYPE_F32, 0.99)),
             Kind::LoudKey if t.is_multiple_of(5) => {
                 token.x.iter_mut().for_each(|x| *x = encode(spec.io, 100.0 * decode(spec.io, *x)));
             }
@@ -208,24 +208,28 @@ fn real(readout: i32, format: i32, t_max: usize) -> Spec {
 /// promise for FULL.
 #[test]
 fn figures_on_the_named_generator_mamba2() {
-    figures(REPLAYSSM_MAMBA2);
+    figures(REPLAYSSM_FAMILY_MAMBA2);
 }
 
 #[test]
 fn figures_on_the_named_generator_gdn() {
-    figures(REPLAYSSM_GDN);
+    figures(REPLAYSSM_FAMILY_GDN);
 }
 
 #[test]
 fn figures_on_the_named_generator_kda() {
-    figures(REPLAYSSM_KDA);
+    figures(REPLAYSSM_FAMILY_KDA);
 }
 
 fn figures(family: i32) {
     for t_max in [1, 4] {
         let spec = |readout, format| {
             let spec = bare(real(readout, format, t_max));
-            if family == REPLAYSSM_MAMBA2 { spec } else { Spec { family, headdim: 128, heads: 2, groups: 1, ..spec } }
+            if family == REPLAYSSM_FAMILY_MAMBA2 {
+                spec
+            } else {
+                Spec { family, headdim: 128, heads: 2, groups: 1, ..spec }
+            }
         };
         let high = measure(spec(REPLAYSSM_READOUT_HIGH, REPLAYSSM_FORMAT_SPLIT32), Kind::Named, 4096);
         println!("family {family}, T {t_max} HIGH: {:.2e}, plain {:.2e}", high.step, high.plain);
@@ -241,11 +245,14 @@ const DELTA_KINDS: [Kind; 6] =
 
 #[test]
 fn delta_rules_keep_their_bounds_on_adversarial_inputs() {
-    for family in [REPLAYSSM_GDN, REPLAYSSM_KDA] {
+    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
         for kind in DELTA_KINDS {
-            for (io, t_max, keep) in
-                [(REPLAYSSM_BF16, 1, 0), (REPLAYSSM_BF16, 5, 3), (REPLAYSSM_F32, 3, 0), (REPLAYSSM_F16, 8, 0)]
-            {
+            for (io, t_max, keep) in [
+                (REPLAYSSM_DTYPE_BF16, 1, 0),
+                (REPLAYSSM_DTYPE_BF16, 5, 3),
+                (REPLAYSSM_DTYPE_F32, 3, 0),
+                (REPLAYSSM_DTYPE_F16, 8, 0),
+            ] {
                 let spec = Spec { family, io, keep, ..real(REPLAYSSM_READOUT_HIGH, REPLAYSSM_FORMAT_SPLIT32, t_max) };
                 let spec = Spec { heads: 2, groups: 1, headdim: 20, dstate: 48, ..spec };
                 let high = measure(spec.clone(), kind, 400);
@@ -268,9 +275,12 @@ fn delta_rules_keep_their_bounds_on_adversarial_inputs() {
 #[test]
 fn high_keeps_its_bound_on_adversarial_inputs() {
     for kind in [Kind::Named, Kind::Orthogonal, Kind::LoudChannel, Kind::JumpingDt] {
-        for (io, t_max, keep) in
-            [(REPLAYSSM_BF16, 1, 0), (REPLAYSSM_BF16, 5, 3), (REPLAYSSM_F32, 3, 0), (REPLAYSSM_F16, 8, 0)]
-        {
+        for (io, t_max, keep) in [
+            (REPLAYSSM_DTYPE_BF16, 1, 0),
+            (REPLAYSSM_DTYPE_BF16, 5, 3),
+            (REPLAYSSM_DTYPE_F32, 3, 0),
+            (REPLAYSSM_DTYPE_F16, 8, 0),
+        ] {
             let spec = Spec { io, keep, gate: false, ..real(REPLAYSSM_READOUT_HIGH, REPLAYSSM_FORMAT_SPLIT32, t_max) };
             let spec = Spec { heads: 2, groups: 1, headdim: 20, dstate: 48, ..spec };
             let e = measure(spec, kind, 400);
@@ -285,10 +295,10 @@ fn high_keeps_its_bound_on_adversarial_inputs() {
 fn full_stays_at_fp32_grade_on_adversarial_inputs() {
     for kind in [Kind::Named, Kind::Orthogonal, Kind::LoudChannel, Kind::JumpingDt] {
         for (io, format, t_max, keep) in [
-            (REPLAYSSM_BF16, REPLAYSSM_FORMAT_F32, 1, 0),
-            (REPLAYSSM_BF16, REPLAYSSM_FORMAT_SPLIT32, 5, 3),
-            (REPLAYSSM_F32, REPLAYSSM_FORMAT_F32, 8, 0),
-            (REPLAYSSM_F16, REPLAYSSM_FORMAT_SPLIT32, 16, 4),
+            (REPLAYSSM_DTYPE_BF16, REPLAYSSM_FORMAT_F32, 1, 0),
+            (REPLAYSSM_DTYPE_BF16, REPLAYSSM_FORMAT_SPLIT32, 5, 3),
+            (REPLAYSSM_DTYPE_F32, REPLAYSSM_FORMAT_F32, 8, 0),
+            (REPLAYSSM_DTYPE_F16, REPLAYSSM_FORMAT_SPLIT32, 16, 4),
         ] {
             let spec = Spec { io, keep, format, t_max, window: 16, ..real(REPLAYSSM_READOUT_FULL, format, t_max) };
             let e = measure(Spec { heads: 2, groups: 1, headdim: 20, dstate: 48, ..spec }, kind, 1000);
@@ -301,7 +311,7 @@ fn full_stays_at_fp32_grade_on_adversarial_inputs() {
 /// EXACT is the plain update: not only close, but the same numbers, on the same inputs.
 #[test]
 fn exact_has_the_plain_updates_error() {
-    for family in [REPLAYSSM_GDN, REPLAYSSM_KDA] {
+    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
         for kind in DELTA_KINDS {
             let spec = Spec { headdim: 20, dstate: 48, ..real(REPLAYSSM_READOUT_EXACT, REPLAYSSM_FORMAT_SPLIT32, 4) };
             let e = measure(Spec { family, ..spec }, kind, 300);

@@ -222,14 +222,14 @@ fn cases_14_and_36_no_flipped_cut_or_foreign_blob_changes_a_slot() {
         for at in 0..blob.len() {
             let mut changed = blob.clone();
             changed[at] ^= 1 << (at % 8);
-            assert_eq!(rig.restore(2, 2, &changed), REPLAYSSM_BAD_BLOB, "byte {at}");
+            assert_eq!(rig.restore(2, 2, &changed), REPLAYSSM_ERROR_BAD_BLOB, "byte {at}");
         }
         for length in 1..blob.len() {
-            assert_eq!(rig.restore(2, 2, &blob[..length]), REPLAYSSM_BAD_BLOB, "{length} bytes");
+            assert_eq!(rig.restore(2, 2, &blob[..length]), REPLAYSSM_ERROR_BAD_BLOB, "{length} bytes");
         }
         let mut longer = blob.clone();
         longer.push(0);
-        assert_eq!(rig.restore(2, 2, &longer), REPLAYSSM_BAD_BLOB);
+        assert_eq!(rig.restore(2, 2, &longer), REPLAYSSM_ERROR_BAD_BLOB);
         assert!(message().starts_with("bytes is "), "{}", message());
     }
     // Right checksums around what no blob has.
@@ -237,7 +237,7 @@ fn cases_14_and_36_no_flipped_cut_or_foreign_blob_changes_a_slot() {
         let mut blob = blobs[0].clone();
         blob[at..at + bytes.len()].copy_from_slice(bytes);
         seal(&mut blob);
-        assert_eq!(rig.restore(2, 2, &blob), REPLAYSSM_BAD_BLOB);
+        assert_eq!(rig.restore(2, 2, &blob), REPLAYSSM_ERROR_BAD_BLOB);
         message()
     };
     assert!(change(24, &0i64.to_le_bytes()).contains("a tag in the blob's pool"), "{}", message());
@@ -259,32 +259,32 @@ fn a_blob_for_another_configuration_is_refused_by_name() {
         (Spec { keep: 1, ..spec.clone() }, "the blob's min_rewind is 0; expected 1"),
         (Spec { schedule: REPLAYSSM_SCHEDULE_NONE, ..spec.clone() }, "the blob's schedule is 0; expected 2"),
         (Spec { layers: 3, ..spec.clone() }, "n_layers of the blob's pool 0 is 2; expected 3"),
-        (Spec { io: REPLAYSSM_F32, ..spec.clone() }, "io of the blob's pool 0 is 2; expected 1"),
+        (Spec { io: REPLAYSSM_DTYPE_F32, ..spec.clone() }, "io of the blob's pool 0 is 2; expected 1"),
         (Spec { format: REPLAYSSM_FORMAT_F32, ..spec.clone() }, "format of the blob's pool 0 is 1; expected 2"),
         (Spec { readout: REPLAYSSM_READOUT_FULL, ..spec.clone() }, "readout of the blob's pool 0 is 3; expected 2"),
-        (Spec { family: REPLAYSSM_KDA, ..spec.clone() }, "family of the blob's pool 0 is 1; expected 3"),
+        (Spec { family: REPLAYSSM_FAMILY_KDA, ..spec.clone() }, "family of the blob's pool 0 is 1; expected 3"),
         (Spec { dstate: 6, ..spec.clone() }, "dstate of the blob's pool 0 is 5; expected 6"),
         (Spec { groups: 2, ..spec.clone() }, "ngroups of the blob's pool 0 is 1; expected 2"),
     ] {
         let to = Model::new(&other);
-        assert_eq!(to.rigs[0].restore(0, 0, &live), REPLAYSSM_BAD_BLOB);
+        assert_eq!(to.rigs[0].restore(0, 0, &live), REPLAYSSM_ERROR_BAD_BLOB);
         assert!(message().starts_with(name), "{}", message());
         assert_eq!(to.rigs[0].cursor(0).position, 0);
     }
     for (other, name) in [
         (Spec { layers: 3, ..spec.clone() }, "n_layers of the blob's shape 0 is 2; expected 3"),
         (Spec { dstate: 6, ..spec.clone() }, "columns of the blob's shape 0 is 5; expected 6"),
-        (Spec { io: REPLAYSSM_F32, ..spec.clone() }, "io of the blob's shape 2 is 2; expected 1"),
-        (Spec { family: REPLAYSSM_GDN, ..spec }, "family of the blob's shape 0 is 1; expected 2"),
+        (Spec { io: REPLAYSSM_DTYPE_F32, ..spec.clone() }, "io of the blob's shape 2 is 2; expected 1"),
+        (Spec { family: REPLAYSSM_FAMILY_GDN, ..spec }, "family of the blob's shape 0 is 1; expected 2"),
     ] {
         let to = Model::new(&other);
-        assert_eq!(to.rigs[0].restore(0, 0, &portable), REPLAYSSM_BAD_BLOB);
+        assert_eq!(to.rigs[0].restore(0, 0, &portable), REPLAYSSM_ERROR_BAD_BLOB);
         assert!(message().starts_with(name), "{}", message());
     }
     let lone = Rig::new(Spec { seed: 3, ..model.rigs[0].spec.clone() });
-    assert_eq!(lone.restore(0, 0, &live), REPLAYSSM_BAD_BLOB);
+    assert_eq!(lone.restore(0, 0, &live), REPLAYSSM_ERROR_BAD_BLOB);
     assert!(message().starts_with("the blob's number of pools is 3; expected 1"), "{}", message());
-    assert_eq!(lone.restore(0, 0, &portable), REPLAYSSM_BAD_BLOB);
+    assert_eq!(lone.restore(0, 0, &portable), REPLAYSSM_ERROR_BAD_BLOB);
     assert!(message().starts_with("the blob's number of shapes of layers is 3; expected 1"), "{}", message());
 }
 
@@ -296,7 +296,7 @@ fn a_slot_within_an_extend_is_not_saved_and_can_be_restored_over() {
     model.step(2, 2, &tokens, true);
     for kind in [REPLAYSSM_SAVE_LIVE, REPLAYSSM_SAVE_PORTABLE] {
         let mut blob = vec![0; live.len()];
-        assert_eq!(rig.try_save(kind, 2, 2, &mut blob), REPLAYSSM_OUT_OF_RANGE);
+        assert_eq!(rig.try_save(kind, 2, 2, &mut blob), REPLAYSSM_ERROR_OUT_OF_RANGE);
         assert!(message().contains("an extend that is not committed"), "{}", message());
     }
     for blob in [live, portable] {
@@ -311,15 +311,15 @@ fn calls_on_what_cannot_be_saved_are_refused() {
     let (model, [live, _]) = small();
     let rig = &model.rigs[0];
     let mut blob = vec![0; live.len() - 1];
-    assert_eq!(rig.try_save(REPLAYSSM_SAVE_LIVE, 1, 1, &mut blob), REPLAYSSM_BUFFER_TOO_SMALL);
+    assert_eq!(rig.try_save(REPLAYSSM_SAVE_LIVE, 1, 1, &mut blob), REPLAYSSM_ERROR_BUFFER_TOO_SMALL);
     assert!(message().ends_with(&format!("at least {} is needed", live.len())), "{}", message());
     let mut blob = live.clone();
     for (slot, ring) in [(3, 1), (1, 3), (usize::MAX, 1), (1, usize::MAX)] {
-        assert_eq!(rig.try_save(REPLAYSSM_SAVE_LIVE, slot, ring, &mut blob), REPLAYSSM_INVALID_ARGUMENT);
-        assert_eq!(rig.restore(slot, ring, &live), REPLAYSSM_INVALID_ARGUMENT);
+        assert_eq!(rig.try_save(REPLAYSSM_SAVE_LIVE, slot, ring, &mut blob), REPLAYSSM_ERROR_INVALID_ARGUMENT);
+        assert_eq!(rig.restore(slot, ring, &live), REPLAYSSM_ERROR_INVALID_ARGUMENT);
         assert!(message().ends_with("expected 0 to 2"), "{}", message());
     }
-    assert_eq!(rig.try_save(7, 1, 1, &mut blob), REPLAYSSM_UNSUPPORTED);
+    assert_eq!(rig.try_save(7, 1, 1, &mut blob), REPLAYSSM_ERROR_UNSUPPORTED);
 }
 
 /// What the child of the next test is told by: files of the two blobs.
@@ -379,7 +379,7 @@ fn a_stored_slot_comes_back_and_is_loaded() {
             let mut blob = vec![0; 1 << 20];
             // A reset slot has no stored window.
             from.rigs[0].reset(2, 1, 0);
-            assert_eq!(from.rigs[0].try_save(REPLAYSSM_SAVE_STORED, 2, 0, &mut blob), REPLAYSSM_OUT_OF_RANGE);
+            assert_eq!(from.rigs[0].try_save(REPLAYSSM_SAVE_STORED, 2, 0, &mut blob), REPLAYSSM_ERROR_OUT_OF_RANGE);
             from.rigs[0].copy(REPLAYSSM_COPY_STORE, (0, 0), (2, 0), None);
             let blob = from.rigs[0].save(REPLAYSSM_SAVE_STORED, 2, 0);
             assert!(blob.len() < from.rigs[0].save(REPLAYSSM_SAVE_LIVE, 0, 0).len());
@@ -387,7 +387,7 @@ fn a_stored_slot_comes_back_and_is_loaded() {
             // Of the position: tags stand elsewhere.
             changed[24] ^= 1;
             seal(&mut changed);
-            assert_eq!(to.rigs[0].restore(3, 0, &changed), REPLAYSSM_BAD_BLOB);
+            assert_eq!(to.rigs[0].restore(3, 0, &changed), REPLAYSSM_ERROR_BAD_BLOB);
             assert!(message().contains("a tag in the blob's pool 0"), "{}", message());
             assert_eq!(to.rigs[0].restore(3, 0, &blob), REPLAYSSM_OK, "{}", message());
             assert!(to.rigs[0].save(REPLAYSSM_SAVE_STORED, 3, 0) == blob);
@@ -419,7 +419,7 @@ fn a_slot_that_was_stored_in_part_is_refused() {
     assert_eq!((report.bits, report.first_pool), (REPLAYSSM_FAULT_POSITION, 2));
     assert!(rig.tags(0, 2).iter().all(|&tag| tag == 1), "states are stored all the same");
     let mut blob = vec![0; 1 << 20];
-    assert_eq!(rig.try_save(REPLAYSSM_SAVE_STORED, 2, 0, &mut blob), REPLAYSSM_OUT_OF_RANGE);
+    assert_eq!(rig.try_save(REPLAYSSM_SAVE_STORED, 2, 0, &mut blob), REPLAYSSM_ERROR_OUT_OF_RANGE);
     rig.copy(REPLAYSSM_COPY_LOAD, (2, 0), (1, 1), Some(1));
     assert_eq!(rig.faults(true).bits, REPLAYSSM_FAULT_POSITION);
     // Another store makes it whole.
@@ -443,7 +443,7 @@ fn pools_with_slot_ids_of_their_own_are_saved_alike() {
         let ring = [ring];
         let list = desc!(replayssm_list {
             n: 1,
-            place: REPLAYSSM_HOST,
+            place: REPLAYSSM_WHERE_HOST,
             rings: common::ids64(&ring),
             n_pools: n_pools,
             pools: pools.as_ptr(),
@@ -471,9 +471,9 @@ fn pools_with_slot_ids_of_their_own_are_saved_alike() {
     assert_eq!(call([3, 0, 2], 3, &mut blob, true, 3), REPLAYSSM_OK, "{}", message());
     assert_eq!(call([3, 0, 2], 3, &mut blob, false, 3), REPLAYSSM_OK, "{}", message());
     assert!(without_generation(blob.clone()) == wanted);
-    assert_eq!(call([3, 0, 2], 3, &mut blob, false, 2), REPLAYSSM_INVALID_ARGUMENT);
+    assert_eq!(call([3, 0, 2], 3, &mut blob, false, 2), REPLAYSSM_ERROR_INVALID_ARGUMENT);
     assert!(message().starts_with("list.pools is without pool 2"), "{}", message());
-    assert_eq!(call([3, 4, 2], 3, &mut blob, false, 3), REPLAYSSM_INVALID_ARGUMENT);
+    assert_eq!(call([3, 4, 2], 3, &mut blob, false, 3), REPLAYSSM_ERROR_INVALID_ARGUMENT);
     assert!(message().starts_with("list.pool_slots of pool 1, [0] is 4; expected 0 to 3"), "{}", message());
     no_faults(rig);
 }

@@ -181,19 +181,19 @@ fn few(family: i32) {
 /// Needs the kernels of SPLIT32 alone.
 #[test]
 fn few_of_mamba2() {
-    few(REPLAYSSM_MAMBA2);
+    few(REPLAYSSM_FAMILY_MAMBA2);
 }
 
 /// As above.
 #[test]
 fn few_of_gdn() {
-    few(REPLAYSSM_GDN);
+    few(REPLAYSSM_FAMILY_GDN);
 }
 
 /// As above.
 #[test]
 fn few_of_kda() {
-    few(REPLAYSSM_KDA);
+    few(REPLAYSSM_FAMILY_KDA);
 }
 
 #[test]
@@ -240,23 +240,24 @@ fn windows_and_kept_tokens() {
 
 #[test]
 fn options() {
-    let mamba2 = aligned(REPLAYSSM_MAMBA2, 5);
-    let (dt_dtype, out) = (REPLAYSSM_BF16, REPLAYSSM_BF16);
+    let mamba2 = aligned(REPLAYSSM_FAMILY_MAMBA2, 5);
+    let (dt_dtype, out) = (REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_BF16);
     let mut specs = vec![
         Spec { skip: Skip::PerElement, out, ..mamba2.clone() },
-        Spec { gate: false, skip: Skip::None, bias: false, out: REPLAYSSM_F16, ..mamba2.clone() },
-        Spec { softplus: false, dt_dtype, param_dtype: REPLAYSSM_F16, bias: false, ..mamba2.clone() },
-        Spec { ids: REPLAYSSM_I32, checks: true, ..mamba2 },
+        Spec { gate: false, skip: Skip::None, bias: false, out: REPLAYSSM_DTYPE_F16, ..mamba2.clone() },
+        Spec { softplus: false, dt_dtype, param_dtype: REPLAYSSM_DTYPE_F16, bias: false, ..mamba2.clone() },
+        Spec { ids: REPLAYSSM_DTYPE_I32, checks: true, ..mamba2 },
     ];
-    for family in FAMILIES.into_iter().filter(|&family| family != REPLAYSSM_MAMBA2) {
+    for family in FAMILIES.into_iter().filter(|&family| family != REPLAYSSM_FAMILY_MAMBA2) {
         let delta = aligned(family, 6);
         // GDN has no such gate.
-        let bounded = [REPLAYSSM_GATE_SOFTPLUS, REPLAYSSM_GATE_LOWER_BOUND][usize::from(family == REPLAYSSM_KDA)];
+        let bounded =
+            [REPLAYSSM_GATE_SOFTPLUS, REPLAYSSM_GATE_LOWER_BOUND][usize::from(family == REPLAYSSM_FAMILY_KDA)];
         specs.extend([
             Spec { gate_kind: REPLAYSSM_GATE_LOG_DECAY, l2norm: false, beta_processed: true, out, ..delta.clone() },
             Spec { gate_kind: bounded, dt_dtype, scale: 0.3, ..delta.clone() },
-            Spec { bias: false, head_map: REPLAYSSM_HEAD_MAP_TILED, param_dtype: REPLAYSSM_F16, ..delta.clone() },
-            Spec { ids: REPLAYSSM_I32, checks: true, ..delta },
+            Spec { bias: false, head_map: REPLAYSSM_HEAD_MAP_TILED, param_dtype: REPLAYSSM_DTYPE_F16, ..delta.clone() },
+            Spec { ids: REPLAYSSM_DTYPE_I32, checks: true, ..delta },
         ]);
     }
     for (i, spec) in specs.into_iter().enumerate() {

@@ -16,7 +16,7 @@ namespace {
 using adapters::Tensor;
 constexpr std::int32_t ROWS = 3, N_SLOTS = 8, H = 8, P = 32, N = 64, G = 2, STEPS = 60;
 constexpr std::int32_t X = H * P, BC = G * N, XBC = X + 2 * BC, PROJECTED = X + XBC + H;  // z | raw x, B, C | dt
-constexpr auto F32 = REPLAYSSM_F32;
+constexpr auto F32 = REPLAYSSM_DTYPE_F32;
 const std::int32_t row_slots[ROWS] = {5, 2, 7};
 std::mt19937 generator(1);
 
@@ -89,7 +89,7 @@ bool vllm() {
   const Model model(adapters::vllm::slots_desc(N_SLOTS, 0, 0), adapters::mamba2_pool(shape, 1, F32, F32, F32));
   Inputs in;
   adapters::vllm::Metadata metadata;
-  metadata.state_batch_indices = Tensor(row_slots, REPLAYSSM_I32, {ROWS}, {1});
+  metadata.state_batch_indices = Tensor(row_slots, REPLAYSSM_DTYPE_I32, {ROWS}, {1});
   metadata.num_tokens = ROWS;
   for (int step = 0; step < STEPS; ++step, in.compare()) {
     in.draw();
@@ -116,7 +116,7 @@ bool flashinfer() {
   adapters::flashinfer::Rows rows;
   rows.batch = ROWS;
   rows.T = 1;
-  rows.state_batch_indices = Tensor(row_slots, REPLAYSSM_I32, {ROWS}, {1});
+  rows.state_batch_indices = Tensor(row_slots, REPLAYSSM_DTYPE_I32, {ROWS}, {1});
   for (int step = 0; step < STEPS; ++step, in.compare()) {
     in.draw();
     const float *xBC = in.xBC.data(), *projected = in.projected.data();
@@ -156,7 +156,7 @@ bool trtllm() {
 bool genai() {
   constexpr std::int32_t HV = 2, K = 32, V = 16, CAPACITY = 4, FIRST = 1;
   auto pool = replayssm_init<replayssm_pool_desc>();
-  pool.family = REPLAYSSM_GDN, pool.n_layers = 1, pool.io = F32;
+  pool.family = REPLAYSSM_FAMILY_GDN, pool.n_layers = 1, pool.io = F32;
   pool.H = pool.HV = HV, pool.K = K, pool.V = V;
   const Model model(adapters::genai::slots_desc(CAPACITY, 1), pool);  // one bank: a step that is not committed has not moved
   const std::int32_t numbers[CAPACITY] = {0, 1, 2, 3}, cu_seqlens[ROWS + 1] = {0, 1, 2, 3};

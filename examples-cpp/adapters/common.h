@@ -56,32 +56,32 @@ inline std::string shape_of(const std::int64_t* size, int axes) {
 
 // That a tensor is there and has this shape.
 inline Status expect(const char* name, const Tensor& tensor, std::initializer_list<std::int64_t> size) {
-  if (!tensor) return refuse(REPLAYSSM_INVALID_ARGUMENT, std::string(name) + " is absent");
+  if (!tensor) return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, std::string(name) + " is absent");
   bool same = tensor.axes == static_cast<int>(size.size());
   for (int i = 0; same && i < tensor.axes; ++i) same = tensor.size[i] == size.begin()[i];
   if (same) return {};
-  return refuse(REPLAYSSM_INVALID_ARGUMENT, std::string(name) + " is " + shape_of(tensor.size, tensor.axes) + "; expected " +
+  return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, std::string(name) + " is " + shape_of(tensor.size, tensor.axes) + "; expected " +
                                                 shape_of(size.begin(), static_cast<int>(size.size())));
 }
 
 // That an axis is contiguous, as the library reads the last one.
 inline Status contiguous(const char* name, const Tensor& tensor, int axis) {
   if (tensor.stride[axis] == 1 || tensor.size[axis] == 1) return {};
-  return refuse(REPLAYSSM_UNSUPPORTED, std::string(name) + " has stride " + std::to_string(tensor.stride[axis]) +
+  return refuse(REPLAYSSM_ERROR_UNSUPPORTED, std::string(name) + " has stride " + std::to_string(tensor.stride[axis]) +
                                            " in its last axis; expected 1");
 }
 
 // That an array of ids or counts does not broadcast: to the library a stride of 0 is 1.
 inline Status listed(const char* name, const Tensor& tensor) {
   if (tensor.stride[0] > 0 || tensor.size[0] < 2) return {};
-  return refuse(REPLAYSSM_UNSUPPORTED, std::string(name) + " has stride " + std::to_string(tensor.stride[0]) + "; expected 1 or more");
+  return refuse(REPLAYSSM_ERROR_UNSUPPORTED, std::string(name) + " has stride " + std::to_string(tensor.stride[0]) + "; expected 1 or more");
 }
 
 // That axes from one on are broadcast: one value per head, as Mamba-2 has it and Mamba-1 has not.
 inline Status tied(const char* name, const Tensor& tensor, int first) {
   for (int axis = first; axis < tensor.axes; ++axis) {
     if (tensor.stride[axis] != 0 && tensor.size[axis] != 1) {
-      return refuse(REPLAYSSM_UNSUPPORTED, std::string(name) + " has stride " + std::to_string(tensor.stride[axis]) + " in axis " +
+      return refuse(REPLAYSSM_ERROR_UNSUPPORTED, std::string(name) + " has stride " + std::to_string(tensor.stride[axis]) + " in axis " +
                                                std::to_string(axis) + "; expected 0, one value per head");
     }
   }
@@ -120,9 +120,9 @@ inline replayssm_ids ids(const void* data, replayssm_dtype dtype, std::int64_t s
 inline replayssm_list host_list(const std::int32_t* slots, std::int32_t n, const std::int32_t* rings = nullptr) {
   auto list = replayssm_init<replayssm_list>();
   list.n = n;
-  list.place = REPLAYSSM_HOST;
-  list.slots = ids(slots, REPLAYSSM_I32, 1);
-  if (rings != nullptr) list.rings = ids(rings, REPLAYSSM_I32, 1);
+  list.place = REPLAYSSM_WHERE_HOST;
+  list.slots = ids(slots, REPLAYSSM_DTYPE_I32, 1);
+  if (rings != nullptr) list.rings = ids(rings, REPLAYSSM_DTYPE_I32, 1);
   return list;
 }
 
@@ -142,12 +142,12 @@ struct Mamba2Shape {
 inline replayssm_pool_desc mamba2_pool(const Mamba2Shape& shape, std::int32_t n_layers, replayssm_dtype io, replayssm_dtype out,
                                        replayssm_dtype state) {
   auto desc = replayssm_init<replayssm_pool_desc>();
-  desc.family = REPLAYSSM_MAMBA2;
+  desc.family = REPLAYSSM_FAMILY_MAMBA2;
   desc.n_layers = n_layers;
   desc.io = io;
   desc.out = out;
-  desc.format = state == REPLAYSSM_BF16  ? REPLAYSSM_FORMAT_BF16
-                : state == REPLAYSSM_F16 ? REPLAYSSM_FORMAT_F16
+  desc.format = state == REPLAYSSM_DTYPE_BF16  ? REPLAYSSM_FORMAT_BF16
+                : state == REPLAYSSM_DTYPE_F16 ? REPLAYSSM_FORMAT_F16
                                          : REPLAYSSM_FORMAT_DEFAULT;
   desc.nheads = shape.nheads;
   desc.headdim = shape.dim;

@@ -46,12 +46,12 @@ replayssm_slots_desc slots_desc(const Setup& setup) {
 replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup, Family family) {
   const Config& c = weights.config;
   auto desc = replayssm::init<replayssm_pool_desc>();
-  desc.io = REPLAYSSM_BF16;
-  desc.out = REPLAYSSM_F32;
+  desc.io = REPLAYSSM_DTYPE_BF16;
+  desc.out = REPLAYSSM_DTYPE_F32;
   desc.format = setup.format;
   desc.readout = setup.readout;
   if (family == MAMBA2) {
-    desc.family = REPLAYSSM_MAMBA2;
+    desc.family = REPLAYSSM_FAMILY_MAMBA2;
     desc.n_layers = static_cast<std::int32_t>(weights.mamba.size());
     desc.nheads = c.nheads;
     desc.headdim = c.headdim;
@@ -59,7 +59,7 @@ replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup, Fami
     desc.ngroups = c.ngroups;
   } else {
     const DeltaDims& dims = family == GDN ? c.gdn : c.kda;
-    desc.family = family == GDN ? REPLAYSSM_GDN : REPLAYSSM_KDA;
+    desc.family = family == GDN ? REPLAYSSM_FAMILY_GDN : REPLAYSSM_FAMILY_KDA;
     desc.n_layers = static_cast<std::int32_t>((family == GDN ? weights.gdn : weights.kda).size());
     desc.H = dims.H;
     desc.HV = dims.HV;
@@ -72,9 +72,9 @@ replayssm_pool_desc states_desc(const Weights& weights, const Setup& setup, Fami
 replayssm_pool_desc windows_desc(const Weights& weights, Family family, const replayssm_pool_desc& states) {
   const Config& c = weights.config;
   auto desc = replayssm::init<replayssm_pool_desc>();
-  desc.family = REPLAYSSM_CONV1D;
+  desc.family = REPLAYSSM_FAMILY_CONV1D;
   desc.n_layers = states.n_layers;
-  desc.io = REPLAYSSM_BF16;
+  desc.io = REPLAYSSM_DTYPE_BF16;
   desc.channels = family == MAMBA2 ? c.conv_channels : (family == GDN ? c.gdn : c.kda).channels();
   desc.width = c.conv_width;
   return desc;
@@ -137,8 +137,8 @@ Saved Model::save(const Sequence& sequence) const {
   for (std::size_t i = 0; i < pools_.size(); ++i) {
     saved.states[i].resize(pools_[i].state_elements);
     saved.windows[i].resize(pools_[i].window_elements);
-    pools_[i].states.export_state(list, nullptr, replayssm::dense_state(saved.states[i].data(), REPLAYSSM_F32));
-    pools_[i].windows.export_state(list, nullptr, replayssm::dense_state(saved.windows[i].data(), REPLAYSSM_BF16));
+    pools_[i].states.export_state(list, nullptr, replayssm::dense_state(saved.states[i].data(), REPLAYSSM_DTYPE_F32));
+    pools_[i].windows.export_state(list, nullptr, replayssm::dense_state(saved.windows[i].data(), REPLAYSSM_DTYPE_BF16));
   }
   return saved;
 }
@@ -152,8 +152,8 @@ void Model::restore(Sequence& sequence, const Saved& saved) {
   slots_.reset(list, &args);
   // No position: the one that the reset has just set.
   for (std::size_t i = 0; i < pools_.size(); ++i) {
-    pools_[i].states.import_state(list, nullptr, replayssm::dense_state(saved.states[i].data(), REPLAYSSM_F32));
-    pools_[i].windows.import_state(list, nullptr, replayssm::dense_state(saved.windows[i].data(), REPLAYSSM_BF16));
+    pools_[i].states.import_state(list, nullptr, replayssm::dense_state(saved.states[i].data(), REPLAYSSM_DTYPE_F32));
+    pools_[i].windows.import_state(list, nullptr, replayssm::dense_state(saved.windows[i].data(), REPLAYSSM_DTYPE_BF16));
   }
   sequence.position = saved.position;
 }
@@ -295,8 +295,8 @@ void Model::convolve(Family family, std::size_t layer, std::size_t n_tokens, int
   }
   // In place on the packed rows.
   auto conv = replayssm::init<replayssm_conv1d_args>();
-  conv.x = conv.out = replayssm::view(packed_.data(), REPLAYSSM_BF16, {0, channels, channels});
-  conv.weight = replayssm::view(weight.data(), REPLAYSSM_BF16, {0, 0, weights_.config.conv_width});
+  conv.x = conv.out = replayssm::view(packed_.data(), REPLAYSSM_DTYPE_BF16, {0, channels, channels});
+  conv.weight = replayssm::view(weight.data(), REPLAYSSM_DTYPE_BF16, {0, 0, weights_.config.conv_width});
   if (bias != nullptr) conv.bias = replayssm::view(bias->data(), {0, 0, 1});
   call(pools_[family].windows, layer, conv);
 }
@@ -332,14 +332,14 @@ void Model::mamba(std::size_t layer, std::size_t n_tokens) {
     // x, B and C are views of the packed rows, dt of the projection's, in fp32 and raw.
     const auto row_stride = static_cast<std::int64_t>(channels);
     auto args = replayssm::init<replayssm_mamba2_args>();
-    args.x = replayssm::view(packed_.data(), REPLAYSSM_BF16, {0, row_stride, c.headdim});
-    args.B = replayssm::view(packed_.data() + inner, REPLAYSSM_BF16, {0, row_stride, c.dstate});
-    args.C = replayssm::view(packed_.data() + inner + c.ngroups * c.dstate, REPLAYSSM_BF16, {0, row_stride, c.dstate});
+    args.x = replayssm::view(packed_.data(), REPLAYSSM_DTYPE_BF16, {0, row_stride, c.headdim});
+    args.B = replayssm::view(packed_.data() + inner, REPLAYSSM_DTYPE_BF16, {0, row_stride, c.dstate});
+    args.C = replayssm::view(packed_.data() + inner + c.ngroups * c.dstate, REPLAYSSM_DTYPE_BF16, {0, row_stride, c.dstate});
     args.dt = replayssm::view(dt, {0, static_cast<std::int64_t>(projected), 1});
     args.A = replayssm::view(w.A.data(), {0, 0, 1});
     args.dt_bias = replayssm::view(w.dt_bias.data(), {0, 0, 1});
     args.D = replayssm::view(w.D.data(), {0, 0, 1});
-    args.z = replayssm::view(z_.data(), REPLAYSSM_BF16, {0, c.d_inner, c.headdim});
+    args.z = replayssm::view(z_.data(), REPLAYSSM_DTYPE_BF16, {0, c.d_inner, c.headdim});
     args.out = replayssm::view(y_.data(), {0, c.d_inner, c.headdim});
     call(pools_[MAMBA2].states, layer, args);
   }
@@ -376,9 +376,9 @@ void Model::delta(Family family, std::size_t layer, std::size_t n_tokens) {
     // q, k and v are views of the packed rows; a and b are raw and in fp32.
     const auto row_stride = static_cast<std::int64_t>(channels);
     auto args = replayssm::init<replayssm_delta_args>();
-    args.q = replayssm::view(packed_.data(), REPLAYSSM_BF16, {0, row_stride, dims.K});
-    args.k = replayssm::view(packed_.data() + dims.H * dims.K, REPLAYSSM_BF16, {0, row_stride, dims.K});
-    args.v = replayssm::view(packed_.data() + 2 * dims.H * dims.K, REPLAYSSM_BF16, {0, row_stride, dims.V});
+    args.q = replayssm::view(packed_.data(), REPLAYSSM_DTYPE_BF16, {0, row_stride, dims.K});
+    args.k = replayssm::view(packed_.data() + dims.H * dims.K, REPLAYSSM_DTYPE_BF16, {0, row_stride, dims.K});
+    args.v = replayssm::view(packed_.data() + 2 * dims.H * dims.K, REPLAYSSM_DTYPE_BF16, {0, row_stride, dims.V});
     args.g = replayssm::view(a, {0, static_cast<std::int64_t>(a_stride), per_channel ? dims.K : 1});
     args.beta = replayssm::view(b, {0, static_cast<std::int64_t>(projected), 1});
     args.A_log = replayssm::view(w.A_log.data(), {0, 0, 1});

@@ -138,9 +138,9 @@ impl PoolDesc {
             (pool.HV, pool.V, pool.K, pool.H) = (heads, rows, columns, groups);
         }
         pool.family = match self.shape.family {
-            Family::Mamba2 => REPLAYSSM_MAMBA2,
-            Family::Gdn => REPLAYSSM_GDN,
-            Family::Kda => REPLAYSSM_KDA,
+            Family::Mamba2 => REPLAYSSM_FAMILY_MAMBA2,
+            Family::Gdn => REPLAYSSM_FAMILY_GDN,
+            Family::Kda => REPLAYSSM_FAMILY_KDA,
         };
         pool
     }
@@ -182,7 +182,7 @@ pub struct Rows<'a> {
 
 impl Rows<'_> {
     fn list(ids: &Buffer) -> replayssm_ids {
-        replayssm_ids { data: ids.at(0).cast(), stride: 1, dtype: REPLAYSSM_I32, reserved: 0 }
+        replayssm_ids { data: ids.at(0).cast(), stride: 1, dtype: REPLAYSSM_DTYPE_I32, reserved: 0 }
     }
 
     fn batch(&self) -> replayssm_batch {
@@ -359,7 +359,7 @@ impl Pool {
     }
 
     fn dense(buffer: &Buffer, layer: usize) -> replayssm_state {
-        desc!(replayssm_state { dtype: REPLAYSSM_F32, layer: layer as i32, data: buffer.at(0).cast() })
+        desc!(replayssm_state { dtype: REPLAYSSM_DTYPE_F32, layer: layer as i32, data: buffer.at(0).cast() })
     }
 
     /// Writes a layer's states at the committed positions into a dense fp32 buffer.

@@ -53,11 +53,11 @@ choice! {
     /// Dtype of activations and outputs.
     Io: "bf16", "f16", "f32";
     /// bfloat16.
-    Bf16 = crate::ffi::REPLAYSSM_BF16, "bf16";
+    Bf16 = crate::ffi::REPLAYSSM_DTYPE_BF16, "bf16";
     /// binary16.
-    F16 = crate::ffi::REPLAYSSM_F16, "f16";
+    F16 = crate::ffi::REPLAYSSM_DTYPE_F16, "f16";
     /// binary32.
-    F32 = crate::ffi::REPLAYSSM_F32, "f32";
+    F32 = crate::ffi::REPLAYSSM_DTYPE_F32, "f32";
 }
 
 choice! {

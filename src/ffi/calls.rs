@@ -36,19 +36,19 @@ use crate::replay::slots::{Context, Layers, Slots};
 pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_char {
     let text = match status {
         REPLAYSSM_OK => c"REPLAYSSM_OK",
-        REPLAYSSM_INVALID_ARGUMENT => c"REPLAYSSM_INVALID_ARGUMENT",
-        REPLAYSSM_INVALID_HANDLE => c"REPLAYSSM_INVALID_HANDLE",
-        REPLAYSSM_OUT_OF_RANGE => c"REPLAYSSM_OUT_OF_RANGE",
-        REPLAYSSM_BUFFER_TOO_SMALL => c"REPLAYSSM_BUFFER_TOO_SMALL",
-        REPLAYSSM_WRONG_STREAM => c"REPLAYSSM_WRONG_STREAM",
-        REPLAYSSM_UNSUPPORTED => c"REPLAYSSM_UNSUPPORTED",
-        REPLAYSSM_NO_CUDA => c"REPLAYSSM_NO_CUDA",
-        REPLAYSSM_NO_CODE_FOR_ARCH => c"REPLAYSSM_NO_CODE_FOR_ARCH",
-        REPLAYSSM_OUT_OF_MEMORY => c"REPLAYSSM_OUT_OF_MEMORY",
-        REPLAYSSM_CUDA => c"REPLAYSSM_CUDA",
-        REPLAYSSM_CAPTURING => c"REPLAYSSM_CAPTURING",
-        REPLAYSSM_BAD_BLOB => c"REPLAYSSM_BAD_BLOB",
-        REPLAYSSM_INTERNAL => c"REPLAYSSM_INTERNAL",
+        REPLAYSSM_ERROR_INVALID_ARGUMENT => c"REPLAYSSM_ERROR_INVALID_ARGUMENT",
+        REPLAYSSM_ERROR_INVALID_HANDLE => c"REPLAYSSM_ERROR_INVALID_HANDLE",
+        REPLAYSSM_ERROR_OUT_OF_RANGE => c"REPLAYSSM_ERROR_OUT_OF_RANGE",
+        REPLAYSSM_ERROR_BUFFER_TOO_SMALL => c"REPLAYSSM_ERROR_BUFFER_TOO_SMALL",
+        REPLAYSSM_ERROR_WRONG_STREAM => c"REPLAYSSM_ERROR_WRONG_STREAM",
+        REPLAYSSM_ERROR_UNSUPPORTED => c"REPLAYSSM_ERROR_UNSUPPORTED",
+        REPLAYSSM_ERROR_NO_CUDA => c"REPLAYSSM_ERROR_NO_CUDA",
+        REPLAYSSM_ERROR_NO_CODE_FOR_ARCH => c"REPLAYSSM_ERROR_NO_CODE_FOR_ARCH",
+        REPLAYSSM_ERROR_OUT_OF_MEMORY => c"REPLAYSSM_ERROR_OUT_OF_MEMORY",
+        REPLAYSSM_ERROR_CUDA => c"REPLAYSSM_ERROR_CUDA",
+        REPLAYSSM_ERROR_CAPTURING => c"REPLAYSSM_ERROR_CAPTURING",
+        REPLAYSSM_ERROR_BAD_BLOB => c"REPLAYSSM_ERROR_BAD_BLOB",
+        REPLAYSSM_ERROR_INTERNAL => c"REPLAYSSM_ERROR_INTERNAL",
         _ => c"unknown status",
     };
     text.as_ptr()
@@ -65,7 +65,7 @@ pub extern "C" fn replayssm_last_error_message() -> *const c_char {
     last_error()
 }
 
-/// The CUresult behind this thread's last call that failed with REPLAYSSM_CUDA; 0 if none did.
+/// The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA; 0 if none did.
 ///
 /// Threads: any, each with a number of its own. Capture: host only.
 ///
@@ -816,7 +816,7 @@ pub unsafe extern "C" fn replayssm_commit(
 /// done then.
 /// CUDA: what the call had enqueued before stays: reset (or import) those entries again.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
-/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+/// REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -847,7 +847,7 @@ pub unsafe extern "C" fn replayssm_reset(
 /// reset to that position. src: a row per entry of list.
 /// NULL: position, which means the rings' own positions, which stay, and exec; not layers, list and src.
 /// Errors: as replayssm_reset.
-/// Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+/// Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -877,7 +877,7 @@ pub unsafe extern "C" fn replayssm_import(
 /// FAULT_POSITION, and that entry's part of the buffer is left alone. dst: a row per entry of list.
 /// NULL: at, which means all committed tokens, and exec; not layers, list and dst.
 /// Errors: as replayssm_reset.
-/// Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+/// Threads: any, at the same time on disjoint slots. Capture: enqueues, with REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -911,7 +911,7 @@ pub unsafe extern "C" fn replayssm_export(
 /// list and n. CUDA: done lies in memory that the device writes also with a host list.
 /// Errors: as replayssm_reset; CPU: OUT_OF_RANGE; CUDA: UNSUPPORTED above 40 pools.
 /// Threads: any, at the same time on disjoint rings; it waits for a pool that is being created or destroyed. Capture: enqueues, with
-/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+/// REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -944,7 +944,7 @@ pub unsafe extern "C" fn replayssm_rewind(
 /// NULL: args, which means all defaults, and exec; not slots and list.
 /// Errors: as replayssm_reset.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
-/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+/// REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -1016,7 +1016,7 @@ pub unsafe extern "C" fn replayssm_snapshot(
 /// NULL: args, which means a fork, and exec; not slots, src and dst.
 /// Errors: as replayssm_reset.
 /// Threads: any, at the same time on disjoint slots; it waits for a pool that is being created or destroyed. Capture: enqueues, with
-/// REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+/// REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -1046,7 +1046,7 @@ pub unsafe extern "C" fn replayssm_copy(
 ///
 /// NULL: exec, and dst if the list is empty; not slots and list.
 /// Errors: as replayssm_reset.
-/// Threads: any. Capture: enqueues, with REPLAYSSM_DEVICE; on the CPU backend all is done on return.
+/// Threads: any. Capture: enqueues, with REPLAYSSM_WHERE_DEVICE; on the CPU backend all is done on return.
 ///
 /// # Safety
 /// As replayssm_mamba2_step.
@@ -1095,7 +1095,7 @@ pub unsafe extern "C" fn replayssm_save_bytes(
 /// Saves a slot with its ring, in all pools, to a blob in host memory, which another process or machine can restore. Right at any moment:
 /// a step that is not committed is not in it, and is repeated after a restore. The slot does not change. Its format is docs/ABI.md's.
 ///
-/// list: one entry, REPLAYSSM_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
+/// list: one entry, REPLAYSSM_WHERE_HOST; pools may have slots of their own; REPLAYSSM_SAVE_STORED has no ring. kind: REPLAYSSM_SAVE_*. blob: host memory of capacity bytes, of which replayssm_save_bytes are written;
 /// on an error they are undefined. Blobs of equal slots are equal.
 /// NULL: exec, and blob with capacity 0 (BUFFER_TOO_SMALL says what is needed); not slots and list.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BUFFER_TOO_SMALL, OUT_OF_RANGE (a checkpoint that stands beyond the
@@ -1137,7 +1137,7 @@ pub unsafe extern "C" fn replayssm_save(
 ///
 /// A LIVE restore brings back position, first fold and seed; a PORTABLE one position and seed, as a reset and imports do; a STORED one
 /// touches no ring, and args has no meaning then.
-/// list: one entry, REPLAYSSM_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
+/// list: one entry, REPLAYSSM_WHERE_HOST: where to; need not be where it was. blob: host memory of bytes bytes. args: the ring's generation.
 /// NULL: args, which means all defaults, and exec; not slots, list and blob.
 /// Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED, WRONG_STREAM, BAD_BLOB, CAPTURING, OUT_OF_MEMORY; the slot is as it was. CUDA (the
 /// driver refused something midway, also for want of memory): it may be restored in part: reset it.

@@ -285,7 +285,7 @@ pub(super) fn commit(from: &replayssm_commit_args, batch: &Batch) -> Result<Comm
                 return Err(Error::unsupported(
                     "commit_args.convention",
                     other,
-                    "REPLAYSSM_ACCEPTED, REPLAYSSM_ACCEPTED_DRAFTS and REPLAYSSM_REJECTED",
+                    "REPLAYSSM_COUNTS_ACCEPTED, REPLAYSSM_COUNTS_ACCEPTED_DRAFTS and REPLAYSSM_COUNTS_REJECTED",
                 ));
             }
         },
@@ -306,7 +306,13 @@ fn place_of(from: &replayssm_list, name: &'static str) -> Result<(i64, Where)> {
     let place = match from.place {
         0 => Where::Device,
         1 => Where::Host,
-        other => return Err(Error::unsupported(Part(name, ".place"), other, "REPLAYSSM_DEVICE and REPLAYSSM_HOST")),
+        other => {
+            return Err(Error::unsupported(
+                Part(name, ".place"),
+                other,
+                "REPLAYSSM_WHERE_DEVICE and REPLAYSSM_WHERE_HOST",
+            ));
+        }
     };
     match i64::from(from.n) {
         n if n < 0 => Err(Error::invalid(Part(name, ".n"), n, "0 or more")),
@@ -553,7 +559,7 @@ pub(super) unsafe fn pair(from: &replayssm_list, slots: &Slots, kind: Kind, id: 
     // SAFETY: the caller promises as much.
     let PoolLists { list, named, all_named } = unsafe { named_list(from, slots, LIST, which) }?;
     if list.place != Where::Host {
-        return Err(Error::invalid("list.place", "REPLAYSSM_DEVICE", "REPLAYSSM_HOST"));
+        return Err(Error::invalid("list.place", "REPLAYSSM_WHERE_DEVICE", "REPLAYSSM_WHERE_HOST"));
     }
     if list.n != 1 {
         return Err(Error::invalid("list.n", list.n, "1"));

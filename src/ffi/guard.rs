@@ -1,4 +1,4 @@
-//! What surrounds every exported function: panics become `REPLAYSSM_INTERNAL`, errors become a status and a sentence.
+//! What surrounds every exported function: panics become `REPLAYSSM_ERROR_INTERNAL`, errors become a status and a sentence.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -56,11 +56,11 @@ pub(super) fn last_error() -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ffi::types::REPLAYSSM_INTERNAL;
+    use crate::ffi::types::REPLAYSSM_ERROR_INTERNAL;
 
     #[test]
     fn a_panic_becomes_internal_with_its_text() {
-        assert_eq!(guard(|| panic!("number {}", 7)), REPLAYSSM_INTERNAL);
+        assert_eq!(guard(|| panic!("number {}", 7)), REPLAYSSM_ERROR_INTERNAL);
         // SAFETY: the pointer is to this thread's text, which lives until the next error.
         let text = unsafe { CStr::from_ptr(last_error()) };
         assert_eq!(text.to_str(), Ok("internal error: number 7"));

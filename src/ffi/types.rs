@@ -11,47 +11,47 @@ pub type replayssm_status = i32;
 /// The call was accepted. On the CPU its work is done; otherwise it is enqueued.
 pub const REPLAYSSM_OK: replayssm_status = 0;
 /// A field has a value that can never be right; the message names it.
-pub const REPLAYSSM_INVALID_ARGUMENT: replayssm_status = 1;
+pub const REPLAYSSM_ERROR_INVALID_ARGUMENT: replayssm_status = 1;
 /// A handle is NULL, destroyed, of another type, or not a handle.
-pub const REPLAYSSM_INVALID_HANDLE: replayssm_status = 2;
+pub const REPLAYSSM_ERROR_INVALID_HANDLE: replayssm_status = 2;
 /// A position or a count lies outside what the slot holds; nothing changed.
-pub const REPLAYSSM_OUT_OF_RANGE: replayssm_status = 3;
+pub const REPLAYSSM_ERROR_OUT_OF_RANGE: replayssm_status = 3;
 /// The buffer is too small; the message says what is needed.
-pub const REPLAYSSM_BUFFER_TOO_SMALL: replayssm_status = 4;
+pub const REPLAYSSM_ERROR_BUFFER_TOO_SMALL: replayssm_status = 4;
 /// The stream belongs to another context or device; the CPU backend takes none.
-pub const REPLAYSSM_WRONG_STREAM: replayssm_status = 5;
+pub const REPLAYSSM_ERROR_WRONG_STREAM: replayssm_status = 5;
 /// An option, shape, dtype or descriptor of a newer header that this library does not know.
-pub const REPLAYSSM_UNSUPPORTED: replayssm_status = 20;
+pub const REPLAYSSM_ERROR_UNSUPPORTED: replayssm_status = 20;
 /// No CUDA in this build, or no usable driver; the message says which.
-pub const REPLAYSSM_NO_CUDA: replayssm_status = 21;
+pub const REPLAYSSM_ERROR_NO_CUDA: replayssm_status = 21;
 /// The library has no kernels for the device's architecture; the message says for which it has.
-pub const REPLAYSSM_NO_CODE_FOR_ARCH: replayssm_status = 22;
+pub const REPLAYSSM_ERROR_NO_CODE_FOR_ARCH: replayssm_status = 22;
 /// An allocation failed; nothing changed.
-pub const REPLAYSSM_OUT_OF_MEMORY: replayssm_status = 40;
+pub const REPLAYSSM_ERROR_OUT_OF_MEMORY: replayssm_status = 40;
 /// The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
 /// on the same context may be the cause.
-pub const REPLAYSSM_CUDA: replayssm_status = 41;
+pub const REPLAYSSM_ERROR_CUDA: replayssm_status = 41;
 /// The stream captures, and the call waits for its work; the capture goes on.
-pub const REPLAYSSM_CAPTURING: replayssm_status = 60;
+pub const REPLAYSSM_ERROR_CAPTURING: replayssm_status = 60;
 /// A blob was cut off or changed, or is not one for this handle; the message says what differs. The slot is as it was.
-pub const REPLAYSSM_BAD_BLOB: replayssm_status = 61;
+pub const REPLAYSSM_ERROR_BAD_BLOB: replayssm_status = 61;
 /// A defect of this library was caught at the boundary. Reset the slots of the call.
-pub const REPLAYSSM_INTERNAL: replayssm_status = 90;
+pub const REPLAYSSM_ERROR_INTERNAL: replayssm_status = 90;
 
 /// Element type of a tensor or index array.
 pub type replayssm_dtype = i32;
 /// Where it is legal: the default.
 pub const REPLAYSSM_DTYPE_NONE: replayssm_dtype = 0;
 /// IEEE binary32.
-pub const REPLAYSSM_F32: replayssm_dtype = 1;
+pub const REPLAYSSM_DTYPE_F32: replayssm_dtype = 1;
 /// bfloat16.
-pub const REPLAYSSM_BF16: replayssm_dtype = 2;
+pub const REPLAYSSM_DTYPE_BF16: replayssm_dtype = 2;
 /// IEEE binary16.
-pub const REPLAYSSM_F16: replayssm_dtype = 3;
+pub const REPLAYSSM_DTYPE_F16: replayssm_dtype = 3;
 /// Signed 32-bit index.
-pub const REPLAYSSM_I32: replayssm_dtype = 16;
+pub const REPLAYSSM_DTYPE_I32: replayssm_dtype = 16;
 /// Signed 64-bit index.
-pub const REPLAYSSM_I64: replayssm_dtype = 17;
+pub const REPLAYSSM_DTYPE_I64: replayssm_dtype = 17;
 
 /// Where a context runs.
 pub type replayssm_backend = i32;
@@ -65,13 +65,13 @@ pub const REPLAYSSM_BACKEND_CUDA: replayssm_backend = 2;
 /// Family of a pool.
 pub type replayssm_family = i32;
 /// Mamba-2; also linear attention with a fixed decay per head (a broadcast dt, no_softplus).
-pub const REPLAYSSM_MAMBA2: replayssm_family = 1;
+pub const REPLAYSSM_FAMILY_MAMBA2: replayssm_family = 1;
 /// Gated DeltaNet: one log decay per token and head.
-pub const REPLAYSSM_GDN: replayssm_family = 2;
+pub const REPLAYSSM_FAMILY_GDN: replayssm_family = 2;
 /// Kimi Delta Attention: one log decay per token, head and key channel.
-pub const REPLAYSSM_KDA: replayssm_family = 3;
+pub const REPLAYSSM_FAMILY_KDA: replayssm_family = 3;
 /// The depthwise causal convolution in front of such layers.
-pub const REPLAYSSM_CONV1D: replayssm_family = 4;
+pub const REPLAYSSM_FAMILY_CONV1D: replayssm_family = 4;
 
 /// How a state lies in its checkpoint.
 pub type replayssm_format = i32;
@@ -126,11 +126,11 @@ pub const REPLAYSSM_SCHEDULE_NONE: replayssm_schedule = 2;
 /// How commit counts are meant; all are clamped to 0 .. tokens of the row.
 pub type replayssm_counts = i32;
 /// Tokens accepted, the bonus token included (vLLM, SGLang).
-pub const REPLAYSSM_ACCEPTED: replayssm_counts = 0;
+pub const REPLAYSSM_COUNTS_ACCEPTED: replayssm_counts = 0;
 /// Drafts accepted: one token less.
-pub const REPLAYSSM_ACCEPTED_DRAFTS: replayssm_counts = 1;
+pub const REPLAYSSM_COUNTS_ACCEPTED_DRAFTS: replayssm_counts = 1;
 /// Tokens rejected (llama.cpp).
-pub const REPLAYSSM_REJECTED: replayssm_counts = 2;
+pub const REPLAYSSM_COUNTS_REJECTED: replayssm_counts = 2;
 
 /// Axis order of a dense state.
 pub type replayssm_orientation = i32;
@@ -143,9 +143,9 @@ pub const REPLAYSSM_STATE_COL_MAJOR: replayssm_orientation = 1;
 pub type replayssm_where = i32;
 /// In the context's memory (host memory on the CPU backend), read when the work runs: a bad value sets a fault bit and
 /// that entry is skipped.
-pub const REPLAYSSM_DEVICE: replayssm_where = 0;
+pub const REPLAYSSM_WHERE_DEVICE: replayssm_where = 0;
 /// In host memory, read before the call returns: a bad value is an error and nothing happens. At most 256 entries.
-pub const REPLAYSSM_HOST: replayssm_where = 1;
+pub const REPLAYSSM_WHERE_HOST: replayssm_where = 1;
 
 /// How much a line of the log matters.
 pub type replayssm_log_level = i32;
@@ -183,7 +183,7 @@ pub struct replayssm_ids {
     pub data: *const c_void,
     /// Distance of neighbours in elements; 0 means 1.
     pub stride: i64,
-    /// REPLAYSSM_I32 or REPLAYSSM_I64.
+    /// REPLAYSSM_DTYPE_I32 or REPLAYSSM_DTYPE_I64.
     pub dtype: replayssm_dtype,
     /// Zero.
     pub reserved: u32,
@@ -202,7 +202,7 @@ pub struct replayssm_tensor {
     pub stride_token: i64,
     /// Distance of heads (groups, sections; for a parameter: of heads or channels).
     pub stride_head: i64,
-    /// REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16.
+    /// REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16 or REPLAYSSM_DTYPE_F16.
     pub dtype: replayssm_dtype,
     /// Zero.
     pub reserved: u32,
@@ -288,7 +288,7 @@ pub struct replayssm_slots_desc {
 pub struct replayssm_pool_desc {
     /// sizeof(replayssm_pool_desc).
     pub struct_size: u32,
-    /// REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA or REPLAYSSM_CONV1D.
+    /// REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA or REPLAYSSM_FAMILY_CONV1D.
     pub family: replayssm_family,
     /// Layers, 1 to 2^20.
     pub n_layers: i32,
@@ -662,7 +662,7 @@ pub struct replayssm_conv1d_args {
 pub struct replayssm_commit_args {
     /// sizeof(replayssm_commit_args).
     pub struct_size: u32,
-    /// REPLAYSSM_ACCEPTED, REPLAYSSM_ACCEPTED_DRAFTS or REPLAYSSM_REJECTED.
+    /// REPLAYSSM_COUNTS_ACCEPTED, REPLAYSSM_COUNTS_ACCEPTED_DRAFTS or REPLAYSSM_COUNTS_REJECTED.
     pub convention: replayssm_counts,
     /// [n_rows] in the context's memory; NULL: all tokens of each row. NULL for an extend.
     pub counts: *const i32,
@@ -684,7 +684,7 @@ pub struct replayssm_list {
     pub struct_size: u32,
     /// Entries; 0 is legal.
     pub n: i32,
-    /// Where the ids and all per-entry arrays of the call lie: REPLAYSSM_DEVICE or REPLAYSSM_HOST.
+    /// Where the ids and all per-entry arrays of the call lie: REPLAYSSM_WHERE_DEVICE or REPLAYSSM_WHERE_HOST.
     pub place: replayssm_where,
     /// Zero.
     pub reserved: u32,
@@ -795,7 +795,7 @@ pub struct replayssm_reset_args {
 pub struct replayssm_state {
     /// sizeof(replayssm_state).
     pub struct_size: u32,
-    /// REPLAYSSM_F32, REPLAYSSM_BF16 or REPLAYSSM_F16.
+    /// REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16 or REPLAYSSM_DTYPE_F16.
     pub dtype: replayssm_dtype,
     /// REPLAYSSM_STATE_ROW_MAJOR or REPLAYSSM_STATE_COL_MAJOR.
     pub orientation: replayssm_orientation,
@@ -948,17 +948,17 @@ mod agreement {
 
     const _: () = {
         assert!(Status::Ok as i32 == REPLAYSSM_OK);
-        assert!(Status::InvalidArgument as i32 == REPLAYSSM_INVALID_ARGUMENT);
-        assert!(Status::InvalidHandle as i32 == REPLAYSSM_INVALID_HANDLE);
-        assert!(Status::OutOfRange as i32 == REPLAYSSM_OUT_OF_RANGE);
-        assert!(Status::BufferTooSmall as i32 == REPLAYSSM_BUFFER_TOO_SMALL);
-        assert!(Status::WrongStream as i32 == REPLAYSSM_WRONG_STREAM);
-        assert!(Status::Unsupported as i32 == REPLAYSSM_UNSUPPORTED);
-        assert!(Status::NoCuda as i32 == REPLAYSSM_NO_CUDA);
-        assert!(Status::OutOfMemory as i32 == REPLAYSSM_OUT_OF_MEMORY);
-        assert!(Status::Capturing as i32 == REPLAYSSM_CAPTURING);
-        assert!(Status::BadBlob as i32 == REPLAYSSM_BAD_BLOB);
-        assert!(Status::Internal as i32 == REPLAYSSM_INTERNAL);
+        assert!(Status::InvalidArgument as i32 == REPLAYSSM_ERROR_INVALID_ARGUMENT);
+        assert!(Status::InvalidHandle as i32 == REPLAYSSM_ERROR_INVALID_HANDLE);
+        assert!(Status::OutOfRange as i32 == REPLAYSSM_ERROR_OUT_OF_RANGE);
+        assert!(Status::BufferTooSmall as i32 == REPLAYSSM_ERROR_BUFFER_TOO_SMALL);
+        assert!(Status::WrongStream as i32 == REPLAYSSM_ERROR_WRONG_STREAM);
+        assert!(Status::Unsupported as i32 == REPLAYSSM_ERROR_UNSUPPORTED);
+        assert!(Status::NoCuda as i32 == REPLAYSSM_ERROR_NO_CUDA);
+        assert!(Status::OutOfMemory as i32 == REPLAYSSM_ERROR_OUT_OF_MEMORY);
+        assert!(Status::Capturing as i32 == REPLAYSSM_ERROR_CAPTURING);
+        assert!(Status::BadBlob as i32 == REPLAYSSM_ERROR_BAD_BLOB);
+        assert!(Status::Internal as i32 == REPLAYSSM_ERROR_INTERNAL);
         assert!(Level::Warning as i32 == REPLAYSSM_LOG_WARNING);
         assert!(Level::Info as i32 == REPLAYSSM_LOG_INFO);
         assert!(fault::ID == REPLAYSSM_FAULT_ID);

@@ -285,7 +285,7 @@ pub struct PoolConfig {
 /// The fields of a pool description that have a meaning today, as they crossed the C boundary.
 #[derive(Debug, Clone, Default)]
 pub struct PoolFields {
-    /// REPLAYSSM_MAMBA2, ...
+    /// REPLAYSSM_FAMILY_MAMBA2, ...
     pub family: i32,
     /// Layers.
     pub n_layers: i32,
@@ -498,7 +498,7 @@ impl PoolConfig {
                             return Err(Error::unsupported(
                                 "pool_desc.u_dtype",
                                 raw,
-                                "REPLAYSSM_F32 and REPLAYSSM_BF16: u can overflow a binary16",
+                                "REPLAYSSM_DTYPE_F32 and REPLAYSSM_DTYPE_BF16: u can overflow a binary16",
                             ));
                         }
                         dtype => dtype,
@@ -514,8 +514,8 @@ impl PoolConfig {
                 if readout == Readout::Full && u_dtype == Dtype::Bf16 {
                     return Err(Error::invalid(
                         "pool_desc.u_dtype",
-                        "REPLAYSSM_BF16",
-                        "REPLAYSSM_F32, because FULL outputs are of fp32 grade",
+                        "REPLAYSSM_DTYPE_BF16",
+                        "REPLAYSSM_DTYPE_F32, because FULL outputs are of fp32 grade",
                     ));
                 }
                 Ok(PoolConfig { family: Family::Delta(dims), n_layers, io, out, format, readout, stochastic, u_dtype })
@@ -562,8 +562,10 @@ impl PoolConfig {
                     u_dtype: io,
                 })
             }
-            0 => Err(Error::invalid("pool_desc.family", 0, "REPLAYSSM_MAMBA2, _GDN, _KDA or _CONV1D")),
-            other => Err(Error::unsupported("pool_desc.family", other, "REPLAYSSM_MAMBA2, _GDN, _KDA and _CONV1D")),
+            0 => Err(Error::invalid("pool_desc.family", 0, "REPLAYSSM_FAMILY_MAMBA2, _GDN, _KDA or _CONV1D")),
+            other => {
+                Err(Error::unsupported("pool_desc.family", other, "REPLAYSSM_FAMILY_MAMBA2, _GDN, _KDA and _CONV1D"))
+            }
         }
     }
 }

@@ -47,7 +47,7 @@ static void must(replayssm_status status) {
 }
 
 static replayssm_tensor tensor(const float *data, int64_t token, int64_t head) {
-  replayssm_tensor t = {(void *)(uintptr_t)data, 0, token, head, REPLAYSSM_F32, 0};
+  replayssm_tensor t = {(void *)(uintptr_t)data, 0, token, head, REPLAYSSM_DTYPE_F32, 0};
   return t;
 }
 
@@ -78,15 +78,15 @@ static void run(int32_t format, int32_t readout, int32_t n_parts, unsigned mode,
   s.n_slots = 2;
   s.window = 8;
   s.max_step_tokens = TOKENS;
-  p.family = REPLAYSSM_MAMBA2;
+  p.family = REPLAYSSM_FAMILY_MAMBA2;
   p.n_layers = 1;
-  p.io = REPLAYSSM_F32;
+  p.io = REPLAYSSM_DTYPE_F32;
   p.format = format;
   p.readout = readout;
   p.nheads = HEADS, p.headdim = DIM, p.dstate = STATE, p.ngroups = 1;
-  v.family = REPLAYSSM_CONV1D;
+  v.family = REPLAYSSM_FAMILY_CONV1D;
   v.n_layers = 1;
-  v.io = REPLAYSSM_F32;
+  v.io = REPLAYSSM_DTYPE_F32;
   v.channels = CHANNELS, v.width = WIDTH;
 
   set_control(mode);
@@ -103,7 +103,7 @@ static void run(int32_t format, int32_t readout, int32_t n_parts, unsigned mode,
   batch.n_rows = 1;
   batch.tokens = TOKENS;
   batch.slots.data = step_slot;
-  batch.slots.dtype = REPLAYSSM_I32;
+  batch.slots.dtype = REPLAYSSM_DTYPE_I32;
   args.no_softplus = 1;
   args.A = tensor((float *)a, 0, 1);
   conv_args.weight = tensor((float *)weight, 0, WIDTH);
@@ -136,10 +136,10 @@ static void run(int32_t format, int32_t readout, int32_t n_parts, unsigned mode,
   replayssm_list list = REPLAYSSM_INIT(replayssm_list);
   replayssm_state state = REPLAYSSM_INIT(replayssm_state);
   list.n = 2;
-  list.place = REPLAYSSM_HOST;
+  list.place = REPLAYSSM_WHERE_HOST;
   list.slots.data = both;
-  list.slots.dtype = REPLAYSSM_I32;
-  state.dtype = REPLAYSSM_F32;
+  list.slots.dtype = REPLAYSSM_DTYPE_I32;
+  state.dtype = REPLAYSSM_DTYPE_F32;
   state.data = r->state;
   must(replayssm_export(pool, &list, NULL, &state, NULL));
   list.n = 1;

@@ -68,13 +68,13 @@ static replayssm_context_desc wanting(int32_t level, struct heard *heard) {
 
 static replayssm_pool_desc mamba(int32_t dstate) {
   replayssm_pool_desc p = REPLAYSSM_INIT(replayssm_pool_desc);
-  p.family = REPLAYSSM_MAMBA2;
+  p.family = REPLAYSSM_FAMILY_MAMBA2;
   p.n_layers = 2;
   p.nheads = 64;
   p.ngroups = 2;
   p.headdim = 64;
   p.dstate = dstate;
-  p.io = REPLAYSSM_F32;
+  p.io = REPLAYSSM_DTYPE_F32;
   return p;
 }
 
@@ -87,17 +87,17 @@ static void work(replayssm_slots *slots, replayssm_layers *pool) {
   replayssm_list list = REPLAYSSM_INIT(replayssm_list);
   replayssm_report report = REPLAYSSM_INIT(replayssm_report);
   replayssm_stats stats = REPLAYSSM_INIT(replayssm_stats);
-  const replayssm_tensor t = {data, 64 * 64, 0, 64, REPLAYSSM_F32, 0};
+  const replayssm_tensor t = {data, 64 * 64, 0, 64, REPLAYSSM_DTYPE_F32, 0};
   static char text[4096];
   batch.n_rows = 2;
   batch.tokens = 1;
   batch.slots.data = ids;
-  batch.slots.dtype = REPLAYSSM_I32;
+  batch.slots.dtype = REPLAYSSM_DTYPE_I32;
   args.x = args.B = args.C = args.dt = args.A = t;
   args.out = t;
   args.out.data = malloc(sizeof data);
   list.n = 2;
-  list.place = REPLAYSSM_HOST;
+  list.place = REPLAYSSM_WHERE_HOST;
   list.slots = batch.slots;
   CHECK(replayssm_reset(slots, &list, NULL, NULL) == REPLAYSSM_OK);
   for (int step = 0; step < 40; step++) {

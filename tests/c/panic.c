@@ -14,9 +14,9 @@ static int panics(void) {
   replayssm_batch batch = REPLAYSSM_INIT(replayssm_batch);
   batch.n_rows = batch.tokens = 1;
   batch.slots.data = ids;
-  batch.slots.dtype = REPLAYSSM_I32;
+  batch.slots.dtype = REPLAYSSM_DTYPE_I32;
   for (int i = 0; i < 3; i++) {
-    if (replayssm_commit(slots, &batch, NULL, NULL) != REPLAYSSM_INTERNAL) return 0;
+    if (replayssm_commit(slots, &batch, NULL, NULL) != REPLAYSSM_ERROR_INTERNAL) return 0;
     if (strncmp(replayssm_last_error_message(), "internal error: ", 16) != 0) return 0;
   }
   return 1;
@@ -38,17 +38,17 @@ static int workers_panic(void) {
     replayssm_pool_desc p = REPLAYSSM_INIT(replayssm_pool_desc);
     replayssm_batch batch = REPLAYSSM_INIT(replayssm_batch);
     replayssm_mamba2_args args = REPLAYSSM_INIT(replayssm_mamba2_args);
-    replayssm_tensor t = {tensor, 64, 0, 0, REPLAYSSM_F32, 0};
+    replayssm_tensor t = {tensor, 64, 0, 0, REPLAYSSM_DTYPE_F32, 0};
     replayssm_context *context = NULL;
     replayssm_slots *many = NULL;
     replayssm_layers *layers = NULL;
     c.flags = 1u << 30;
     c.n_threads = n_threads[i];
     s.n_slots = 64;
-    p.family = REPLAYSSM_MAMBA2;
+    p.family = REPLAYSSM_FAMILY_MAMBA2;
     p.n_layers = p.nheads = p.ngroups = 1;
     p.headdim = p.dstate = 64;
-    p.io = REPLAYSSM_F32;
+    p.io = REPLAYSSM_DTYPE_F32;
     if (replayssm_context_create(&c, &context) != REPLAYSSM_OK) return 0;
     if (replayssm_slots_create(context, &s, &many) != REPLAYSSM_OK) return 0;
     if (replayssm_layers_create(many, &p, NULL, 0, &layers) != REPLAYSSM_OK) return 0;
@@ -56,9 +56,9 @@ static int workers_panic(void) {
     batch.n_rows = 64;
     batch.tokens = 1;
     batch.slots.data = ids;
-    batch.slots.dtype = REPLAYSSM_I32;
+    batch.slots.dtype = REPLAYSSM_DTYPE_I32;
     args.x = args.B = args.C = args.dt = args.A = args.out = t;
-    if (replayssm_mamba2_step(layers, 0, &batch, &args, NULL) != REPLAYSSM_INTERNAL) return 0;
+    if (replayssm_mamba2_step(layers, 0, &batch, &args, NULL) != REPLAYSSM_ERROR_INTERNAL) return 0;
     if (strncmp(replayssm_last_error_message(), "internal error: ", 16) != 0) return 0;
     replayssm_layers_destroy(layers);
     replayssm_slots_destroy(many);
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
   c.flags = 1u << 31;
   s.n_slots = 1;
   if (argc > 1 && strcmp(argv[1], "released") == 0) {
-    if (replayssm_context_create(&c, &context) != REPLAYSSM_UNSUPPORTED || context != NULL) return 1;
+    if (replayssm_context_create(&c, &context) != REPLAYSSM_ERROR_UNSUPPORTED || context != NULL) return 1;
     puts("panic: refused");
     return 0;
   }
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
   if (replayssm_stats_read(slots, &stats) != REPLAYSSM_OK || stats.steps != 0) return 7;
   replayssm_slots_destroy(slots);
   replayssm_context_destroy(context);
-  if (replayssm_stats_read(slots, &stats) != REPLAYSSM_INVALID_HANDLE) return 8;
+  if (replayssm_stats_read(slots, &stats) != REPLAYSSM_ERROR_INVALID_HANDLE) return 8;
   if (!workers_panic()) return 9;
   puts("panic: ok");
   return 0;

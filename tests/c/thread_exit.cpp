@@ -24,10 +24,10 @@ extern "C" char *getenv(const char *name) noexcept {
 struct AtExit {
   ~AtExit() {
     replayssm_context *context = nullptr;
-    if (replayssm_context_create(nullptr, nullptr) == REPLAYSSM_INVALID_ARGUMENT) failed++;
+    if (replayssm_context_create(nullptr, nullptr) == REPLAYSSM_ERROR_INVALID_ARGUMENT) failed++;
     replayssm_context_desc desc = replayssm_init<replayssm_context_desc>();
     desc.backend = 99;
-    if (replayssm_context_create(&desc, &context) == REPLAYSSM_UNSUPPORTED && context == nullptr) failed++;
+    if (replayssm_context_create(&desc, &context) == REPLAYSSM_ERROR_UNSUPPORTED && context == nullptr) failed++;
     if (replayssm_last_error_message() != nullptr) failed++;
   }
 };

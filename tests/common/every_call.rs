@@ -54,7 +54,7 @@ impl EveryCall {
         let rig = Rig::new(spec);
         let mut conv = null_mut();
         let p = desc!(replayssm_pool_desc {
-            family: REPLAYSSM_CONV1D,
+            family: REPLAYSSM_FAMILY_CONV1D,
             n_layers: 1,
             io: io,
             channels: channels as i32,
@@ -77,7 +77,7 @@ impl EveryCall {
             extend: call(extend, true, tail),
             conv,
             channels,
-            weight: zeros(REPLAYSSM_F32, channels * CONV_WIDTH as usize),
+            weight: zeros(REPLAYSSM_DTYPE_F32, channels * CONV_WIDTH as usize),
             ids: (0..rows as i64).collect(),
             spare: (rows as i64..2 * rows as i64).collect(),
             third: (2 * rows as i64..3 * rows as i64).collect(),
@@ -100,12 +100,17 @@ impl EveryCall {
     pub fn run(&mut self) {
         let (slots, pool, n) = (self.rig.slots, self.rig.pool, self.ids.len() as i32);
         let lossless = matches!(self.rig.spec.format, REPLAYSSM_FORMAT_SPLIT32 | REPLAYSSM_FORMAT_F32);
-        let list =
-            desc!(replayssm_list { n: n, place: REPLAYSSM_HOST, slots: ids64(&self.ids), rings: ids64(&self.ids) });
-        let state = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: self.state.as_mut_ptr().cast() });
-        let window = desc!(replayssm_state { dtype: REPLAYSSM_F32, data: self.window.as_mut_ptr().cast() });
-        let list_of =
-            |ids: &[i64]| desc!(replayssm_list { n: n, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) });
+        let list = desc!(replayssm_list {
+            n: n,
+            place: REPLAYSSM_WHERE_HOST,
+            slots: ids64(&self.ids),
+            rings: ids64(&self.ids)
+        });
+        let state = desc!(replayssm_state { dtype: REPLAYSSM_DTYPE_F32, data: self.state.as_mut_ptr().cast() });
+        let window = desc!(replayssm_state { dtype: REPLAYSSM_DTYPE_F32, data: self.window.as_mut_ptr().cast() });
+        let list_of = |ids: &[i64]| {
+            desc!(replayssm_list { n: n, place: REPLAYSSM_WHERE_HOST, slots: ids64(ids), rings: ids64(ids) })
+        };
         let (spare, third) = (list_of(&self.spare), list_of(&self.third));
         let snapshot = desc!(replayssm_snapshot_args { at: self.ends.as_ptr(), dst: ids64(&self.spare) });
         let [fork, moved, swap, store, load, stored] = [0, 1, 2, 3, 4, 5].map(|kind| {

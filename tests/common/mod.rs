@@ -97,14 +97,14 @@ pub struct Spec {
 impl Default for Spec {
     fn default() -> Self {
         Spec {
-            family: REPLAYSSM_MAMBA2,
+            family: REPLAYSSM_FAMILY_MAMBA2,
             heads: 4,
             headdim: 20,
             dstate: 40,
             groups: 2,
             layers: 1,
-            io: REPLAYSSM_BF16,
-            out: REPLAYSSM_F32,
+            io: REPLAYSSM_DTYPE_BF16,
+            out: REPLAYSSM_DTYPE_F32,
             format: REPLAYSSM_FORMAT_SPLIT32,
             readout: REPLAYSSM_READOUT_EXACT,
             window: 16,
@@ -117,7 +117,7 @@ impl Default for Spec {
             bias: true,
             skip: Skip::PerHead,
             gate: true,
-            dt_dtype: REPLAYSSM_F32,
+            dt_dtype: REPLAYSSM_DTYPE_F32,
             param_dtype: 0,
             stochastic: false,
             gate_kind: REPLAYSSM_GATE_SOFTPLUS,
@@ -128,7 +128,7 @@ impl Default for Spec {
             u_dtype: 0,
             threads: 1,
             parts: 1,
-            ids: REPLAYSSM_I64,
+            ids: REPLAYSSM_DTYPE_I64,
             contiguous: false,
             checks: false,
             seed: 1,
@@ -136,16 +136,16 @@ impl Default for Spec {
     }
 }
 
-pub const FAMILIES: [i32; 3] = [REPLAYSSM_MAMBA2, REPLAYSSM_GDN, REPLAYSSM_KDA];
+pub const FAMILIES: [i32; 3] = [REPLAYSSM_FAMILY_MAMBA2, REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA];
 
 impl Spec {
     pub fn is_delta(&self) -> bool {
-        self.family != REPLAYSSM_MAMBA2
+        self.family != REPLAYSSM_FAMILY_MAMBA2
     }
 
     /// Gates of a token: one per head, or per head and key channel.
     pub fn gates(&self) -> usize {
-        self.heads * if self.family == REPLAYSSM_KDA { self.dstate } else { 1 }
+        self.heads * if self.family == REPLAYSSM_FAMILY_KDA { self.dstate } else { 1 }
     }
 
     /// Whether gates go through softplus or a sigmoid.
@@ -167,25 +167,25 @@ impl Spec {
 pub const LOWER_BOUND: f32 = -5.0;
 
 pub fn size_of_dtype(dtype: i32) -> usize {
-    if dtype == REPLAYSSM_F32 { 4 } else { 2 }
+    if dtype == REPLAYSSM_DTYPE_F32 { 4 } else { 2 }
 }
 
 /// Rounds to a dtype and gives its bits.
 pub fn encode(dtype: i32, value: f64) -> u32 {
     let value = value as f32;
     match dtype {
-        REPLAYSSM_F32 => value.to_bits(),
-        REPLAYSSM_BF16 => half::bf16::from_f32(value).to_bits().into(),
-        REPLAYSSM_F16 => half::f16::from_f32(value).to_bits().into(),
+        REPLAYSSM_DTYPE_F32 => value.to_bits(),
+        REPLAYSSM_DTYPE_BF16 => half::bf16::from_f32(value).to_bits().into(),
+        REPLAYSSM_DTYPE_F16 => half::f16::from_f32(value).to_bits().into(),
         _ => panic!("dtype {dtype}"),
     }
 }
 
 pub fn decode(dtype: i32, bits: u32) -> f64 {
     match dtype {
-        REPLAYSSM_F32 => f32::from_bits(bits).into(),
-        REPLAYSSM_BF16 => half::bf16::from_bits(bits as u16).to_f64(),
-        REPLAYSSM_F16 => half::f16::from_bits(bits as u16).to_f64(),
+        REPLAYSSM_DTYPE_F32 => f32::from_bits(bits).into(),
+        REPLAYSSM_DTYPE_BF16 => half::bf16::from_bits(bits as u16).to_f64(),
+        REPLAYSSM_DTYPE_F16 => half::f16::from_bits(bits as u16).to_f64(),
         _ => panic!("dtype {dtype}"),
     }
 }
@@ -324,11 +324,11 @@ pub const ABSENT: replayssm_tensor =
     replayssm_tensor { data: null_mut(), stride_row: 0, stride_token: 0, stride_head: 0, dtype: 0, reserved: 0 };
 
 pub fn ids64(ids: &[i64]) -> replayssm_ids {
-    replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 }
+    replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_DTYPE_I64, reserved: 0 }
 }
 
 pub fn ids32(ids: &[i32]) -> replayssm_ids {
-    replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I32, reserved: 0 }
+    replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_DTYPE_I32, reserved: 0 }
 }
 
 pub fn no_ids() -> replayssm_ids {
@@ -521,8 +521,10 @@ impl Rig {
         let n = s.heads * s.headdim * s.dstate;
         let mut data = vec![0x7FC0_1234u32; n];
         let (slot, ring) = ([slot as i64], [ring as i64]);
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
-        let dst = desc!(replayssm_state { dtype: REPLAYSSM_F32, layer: layer as i32, data: data.as_mut_ptr().cast() });
+        let list =
+            desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let dst =
+            desc!(replayssm_state { dtype: REPLAYSSM_DTYPE_F32, layer: layer as i32, data: data.as_mut_ptr().cast() });
         let at = at.map(|at| [at]);
         self.in_parts(|exec| {
             // SAFETY: everything lives until the call returns.
@@ -533,7 +535,8 @@ impl Rig {
 
     pub fn reset(&self, slot: usize, ring: usize, position: i64) {
         let (slot, ring, position) = ([slot as i64], [ring as i64], [position]);
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let list =
+            desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         let args = desc!(replayssm_reset_args { position: position.as_ptr() });
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_reset(self.slots, &list, &args, null()) });
@@ -573,9 +576,10 @@ impl Rig {
     pub fn import(&self, layer: usize, slot: usize, ring: usize, position: Option<i64>, state: &[u32]) {
         let state = state.to_vec();
         let (slot, ring) = ([slot as i64], [ring as i64]);
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let list =
+            desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         let src = desc!(replayssm_state {
-            dtype: REPLAYSSM_F32,
+            dtype: REPLAYSSM_DTYPE_F32,
             layer: layer as i32,
             data: state.as_ptr().cast_mut().cast(),
         });
@@ -598,14 +602,16 @@ impl Rig {
 
     pub fn try_save(&self, kind: i32, slot: usize, ring: usize, blob: &mut [u8]) -> i32 {
         let (slot, ring) = ([slot as i64], [ring as i64]);
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let list =
+            desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         // SAFETY: everything lives until the call returns.
         unsafe { replayssm_save(self.slots, &list, kind, blob.as_mut_ptr().cast(), blob.len() as u64, null()) }
     }
 
     pub fn restore(&self, slot: usize, ring: usize, blob: &[u8]) -> i32 {
         let (slot, ring) = ([slot as i64], [ring as i64]);
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let list =
+            desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         // SAFETY: everything lives until the call returns.
         unsafe { replayssm_restore(self.slots, &list, blob.as_ptr().cast(), blob.len() as u64, null(), null()) }
     }
@@ -649,7 +655,12 @@ impl Rig {
         generation: Option<&[u32]>,
     ) {
         let list = |ids: &[i64]| {
-            desc!(replayssm_list { n: ids.len() as i32, place: REPLAYSSM_HOST, slots: ids64(ids), rings: ids64(ids) })
+            desc!(replayssm_list {
+                n: ids.len() as i32,
+                place: REPLAYSSM_WHERE_HOST,
+                slots: ids64(ids),
+                rings: ids64(ids)
+            })
         };
         let args = desc!(replayssm_copy_args {
             kind: kind,
@@ -706,7 +717,8 @@ impl Rig {
     /// Whether the tokens could be taken back.
     pub fn rewind(&self, slot: usize, ring: usize, n: i32) -> bool {
         let (slot, ring) = ([slot as i64], [ring as i64]);
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ring) });
+        let list =
+            desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         let mut done = Box::new(-1);
         // SAFETY: everything lives until the call returns.
         ok(unsafe { replayssm_rewind(self.slots, &list, &n, &mut *done, null()) });
@@ -717,7 +729,7 @@ impl Rig {
         let ids = [ring as i64];
         // Slots and rings may have different counts: slot 0 always exists.
         let slot = [0i64];
-        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&slot), rings: ids64(&ids) });
+        let list = desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ids) });
         // SAFETY: a cursor is plain data.
         let mut cursor: Box<replayssm_cursor> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: everything lives until the call returns.
@@ -749,7 +761,7 @@ impl OneList {
     }
 
     fn desc(&self) -> replayssm_list {
-        desc!(replayssm_list { n: 1, place: REPLAYSSM_HOST, slots: ids64(&self.0), rings: ids64(&self.1) })
+        desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&self.0), rings: ids64(&self.1) })
     }
 }
 
@@ -820,7 +832,7 @@ impl BatchData {
         BatchData {
             slots: rows.iter().map(|r| r.slot).collect(),
             rings: rows.iter().map(|r| r.ring).collect(),
-            short: (rig.spec.ids == REPLAYSSM_I32).then(|| [short(|r| r.slot), short(|r| r.ring)]),
+            short: (rig.spec.ids == REPLAYSSM_DTYPE_I32).then(|| [short(|r| r.slot), short(|r| r.ring)]),
             flush: rows.iter().map(|r| r.flush.into()).collect(),
             dense: dense_length(rows).map(|t| t as i32),
             cu,
@@ -883,7 +895,7 @@ impl Inputs {
         let mut io = Inputs {
             packed: Array::poisoned(s.io, n * strides[0]),
             dt: Array::poisoned(s.dt_dtype, n * strides[1]),
-            beta: Array::poisoned(REPLAYSSM_F32, n * strides[3]),
+            beta: Array::poisoned(REPLAYSSM_DTYPE_F32, n * strides[3]),
             out: Array::poisoned(s.out, n * strides[2]),
             params: params.clone(),
             strides,
@@ -1016,7 +1028,8 @@ impl Params {
     /// A (Mamba-2: minus U(1, 16), delta rules: the logarithm of U(1, 16)), biases, skips, mean keys and decays.
     pub fn random(s: &Spec, rng: &mut Rng) -> Self {
         let gates = s.gates() / s.heads;
-        let [fp32, bf16] = [REPLAYSSM_F32, REPLAYSSM_BF16].map(|d| if s.param_dtype == 0 { d } else { s.param_dtype });
+        let [fp32, bf16] =
+            [REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_BF16].map(|d| if s.param_dtype == 0 { d } else { s.param_dtype });
         let mut a = Array::poisoned(fp32, 2 * s.heads);
         let mut bias = Array::poisoned(bf16, s.gates());
         let mut d = Array::poisoned(fp32, s.heads * s.headdim);
@@ -1097,7 +1110,7 @@ impl Token {
         let beta = (0..s.heads)
             .map(|_| {
                 let b = rng.normal();
-                encode(REPLAYSSM_F32, if s.beta_processed { 1.0 / (1.0 + (-b).exp()) } else { b })
+                encode(REPLAYSSM_DTYPE_F32, if s.beta_processed { 1.0 / (1.0 + (-b).exp()) } else { b })
             })
             .collect();
         Token { x, b, c, dt, z: vec![], beta }

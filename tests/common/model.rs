@@ -66,7 +66,7 @@ impl Model {
     fn of(rigs: Vec<Rig>) -> Self {
         let (spec, first) = (&rigs[0].spec, &rigs[0]);
         let p = desc!(replayssm_pool_desc {
-            family: REPLAYSSM_CONV1D,
+            family: REPLAYSSM_FAMILY_CONV1D,
             n_layers: 2,
             io: spec.io,
             channels: CHANNELS as i32,
@@ -76,8 +76,8 @@ impl Model {
         // SAFETY: the descriptor and the out-parameter are locals.
         ok(unsafe { replayssm_layers_create(first.slots, &p, null(), 0, &mut conv) });
         let mut rng = Rng(5);
-        let mut weight = Array::poisoned(REPLAYSSM_F32, CHANNELS * WIDTH);
-        (0..CHANNELS * WIDTH).for_each(|i| weight.set(i, encode(REPLAYSSM_F32, rng.normal())));
+        let mut weight = Array::poisoned(REPLAYSSM_DTYPE_F32, CHANNELS * WIDTH);
+        (0..CHANNELS * WIDTH).for_each(|i| weight.set(i, encode(REPLAYSSM_DTYPE_F32, rng.normal())));
         let io = spec.io;
         Model { rigs, conv, io, weight }
     }

@@ -2,7 +2,8 @@
 
 use super::{Params, Skip, Spec, Token, decode};
 use replayssm::ffi::{
-    REPLAYSSM_BF16, REPLAYSSM_F16, REPLAYSSM_F32, REPLAYSSM_GATE_LOG_DECAY, REPLAYSSM_GATE_LOWER_BOUND,
+    REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16, REPLAYSSM_DTYPE_F32, REPLAYSSM_GATE_LOG_DECAY,
+    REPLAYSSM_GATE_LOWER_BOUND,
 };
 
 pub struct Oracle {
@@ -95,7 +96,7 @@ impl Oracle {
     }
 
     pub fn beta(s: &Spec, token: &Token, head: usize) -> f64 {
-        let b = decode(REPLAYSSM_F32, token.beta[head]);
+        let b = decode(REPLAYSSM_DTYPE_F32, token.beta[head]);
         if s.beta_processed { b } else { 1.0 / (1.0 + (-b).exp()) }
     }
 
@@ -166,15 +167,15 @@ pub fn delta_bound(spec: &Spec, s0: &[f64], tokens: &[Token], us: &[Vec<f64>]) -
 /// Rounding an output, with a few fp32 roundings before it.
 pub fn unit(out: i32) -> f64 {
     match out {
-        REPLAYSSM_BF16 => 2f64.powi(-8),
-        REPLAYSSM_F16 => 2f64.powi(-10),
+        REPLAYSSM_DTYPE_BF16 => 2f64.powi(-8),
+        REPLAYSSM_DTYPE_F16 => 2f64.powi(-10),
         _ => 2f64.powi(-20),
     }
 }
 
 /// The same for the smallest values.
 fn tiny(out: i32) -> f64 {
-    if out == REPLAYSSM_F16 { 2f64.powi(-24) } else { 0.0 }
+    if out == REPLAYSSM_DTYPE_F16 { 2f64.powi(-24) } else { 0.0 }
 }
 
 /// `factor` times the HIGH bound of the last token of `tokens`, which start at the checkpoint `s0`, as its outputs are stored: behind the

@@ -21,10 +21,10 @@ int main() {
   auto sizes = replayssm::init<replayssm_slots_desc>();
   auto shape = replayssm::init<replayssm_pool_desc>();
   sizes.n_slots = 1;
-  shape.family = REPLAYSSM_MAMBA2;
+  shape.family = REPLAYSSM_FAMILY_MAMBA2;
   shape.n_layers = shape.nheads = shape.ngroups = 1;
   shape.headdim = shape.dstate = 64;
-  shape.io = REPLAYSSM_F32;
+  shape.io = REPLAYSSM_DTYPE_F32;
   wrapped.supports(shape);
   replayssm::Slots slots(wrapped, sizes);
   const replayssm::Layers layers(slots, shape);
@@ -34,7 +34,7 @@ int main() {
     wrapped.supports(shape);
     return 5;
   } catch (const replayssm::Error& error) {
-    if (error.status() != REPLAYSSM_UNSUPPORTED) return 6;
+    if (error.status() != REPLAYSSM_ERROR_UNSUPPORTED) return 6;
   }
 #endif
   std::printf("consumer: %s\n", info.name);

@@ -176,7 +176,7 @@ pub fn pool_descs() -> [replayssm_pool_desc; 4] {
         desc!(replayssm_pool_desc {
             family: family,
             n_layers: 1,
-            io: REPLAYSSM_BF16,
+            io: REPLAYSSM_DTYPE_BF16,
             format: format,
             readout: readout,
             H: h as i32,
@@ -187,24 +187,24 @@ pub fn pool_descs() -> [replayssm_pool_desc; 4] {
     };
     [
         desc!(replayssm_pool_desc {
-            family: REPLAYSSM_CONV1D,
+            family: REPLAYSSM_FAMILY_CONV1D,
             n_layers: 1,
-            io: REPLAYSSM_BF16,
+            io: REPLAYSSM_DTYPE_BF16,
             channels: CHANNELS as i32,
             width: WIDTH as i32,
         }),
         desc!(replayssm_pool_desc {
-            family: REPLAYSSM_MAMBA2,
+            family: REPLAYSSM_FAMILY_MAMBA2,
             n_layers: MAMBA_LAYERS as i32,
-            io: REPLAYSSM_BF16,
-            out: REPLAYSSM_F32,
+            io: REPLAYSSM_DTYPE_BF16,
+            out: REPLAYSSM_DTYPE_F32,
             nheads: heads,
             headdim: headdim,
             dstate: dstate,
             ngroups: groups,
         }),
-        delta(REPLAYSSM_GDN, GDN, REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT),
-        delta(REPLAYSSM_KDA, KDA, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_FULL),
+        delta(REPLAYSSM_FAMILY_GDN, GDN, REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT),
+        delta(REPLAYSSM_FAMILY_KDA, KDA, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_FULL),
     ]
 }
 
@@ -216,7 +216,7 @@ impl Handles {
         accepted(unsafe { replayssm_slots_create(context, &slots_desc(), &mut slots) });
         let pools = pool_descs().map(|desc| {
             let mut pool = null_mut();
-            let lent = if desc.family == REPLAYSSM_MAMBA2 { lent } else { &[] };
+            let lent = if desc.family == REPLAYSSM_FAMILY_MAMBA2 { lent } else { &[] };
             // SAFETY: as above; the list has as many elements as it says.
             accepted(unsafe { replayssm_layers_create(slots, &desc, lent.as_ptr(), lent.len() as i32, &mut pool) });
             pool
@@ -322,15 +322,15 @@ impl Delta {
         let delta = Delta {
             dims,
             kda,
-            qkv: field(REPLAYSSM_BF16, TOKENS, 1, 2 * h * k + hv * v),
-            g: field(REPLAYSSM_F32, TOKENS, hv, gates),
-            beta: field(REPLAYSSM_BF16, TOKENS, hv, 1),
-            a_log: field(REPLAYSSM_F32, 1, hv, 1),
-            dt_bias: field(REPLAYSSM_BF16, 1, hv, gates),
-            out: field(REPLAYSSM_BF16, TOKENS, hv, v),
+            qkv: field(REPLAYSSM_DTYPE_BF16, TOKENS, 1, 2 * h * k + hv * v),
+            g: field(REPLAYSSM_DTYPE_F32, TOKENS, hv, gates),
+            beta: field(REPLAYSSM_DTYPE_BF16, TOKENS, hv, 1),
+            a_log: field(REPLAYSSM_DTYPE_F32, 1, hv, 1),
+            dt_bias: field(REPLAYSSM_DTYPE_BF16, 1, hv, gates),
+            out: field(REPLAYSSM_DTYPE_BF16, TOKENS, hv, v),
         };
-        delta.a_log.write(&draw(rng, REPLAYSSM_F32, hv, |n| 0.3 * n));
-        delta.dt_bias.write(&draw(rng, REPLAYSSM_BF16, hv * gates, |n| 0.3 * n - 3.0));
+        delta.a_log.write(&draw(rng, REPLAYSSM_DTYPE_F32, hv, |n| 0.3 * n));
+        delta.dt_bias.write(&draw(rng, REPLAYSSM_DTYPE_BF16, hv * gates, |n| 0.3 * n - 3.0));
         delta
     }
 
@@ -359,24 +359,24 @@ impl Fields {
         let [heads, headdim, _, _] = MAMBA;
         let field = |dtype, tokens, heads, inner| Field::new(gpu, odd, dtype, tokens, heads, inner);
         let fields = Fields {
-            x: field(REPLAYSSM_BF16, TOKENS, 1, CHANNELS),
-            weight: field(REPLAYSSM_F32, 1, CHANNELS, WIDTH),
-            bias: field(REPLAYSSM_BF16, 1, CHANNELS, 1),
-            xbc: field(REPLAYSSM_BF16, TOKENS, 1, CHANNELS),
-            z: field(REPLAYSSM_BF16, TOKENS, heads, headdim),
-            dt: field(REPLAYSSM_F32, TOKENS, heads, 1),
-            a: field(REPLAYSSM_F32, 1, heads, 1),
-            dt_bias: field(REPLAYSSM_BF16, 1, heads, 1),
-            d: field(REPLAYSSM_F32, 1, heads, 1),
-            y: (0..MAMBA_LAYERS).map(|_| field(REPLAYSSM_F32, TOKENS, heads, headdim)).collect(),
+            x: field(REPLAYSSM_DTYPE_BF16, TOKENS, 1, CHANNELS),
+            weight: field(REPLAYSSM_DTYPE_F32, 1, CHANNELS, WIDTH),
+            bias: field(REPLAYSSM_DTYPE_BF16, 1, CHANNELS, 1),
+            xbc: field(REPLAYSSM_DTYPE_BF16, TOKENS, 1, CHANNELS),
+            z: field(REPLAYSSM_DTYPE_BF16, TOKENS, heads, headdim),
+            dt: field(REPLAYSSM_DTYPE_F32, TOKENS, heads, 1),
+            a: field(REPLAYSSM_DTYPE_F32, 1, heads, 1),
+            dt_bias: field(REPLAYSSM_DTYPE_BF16, 1, heads, 1),
+            d: field(REPLAYSSM_DTYPE_F32, 1, heads, 1),
+            y: (0..MAMBA_LAYERS).map(|_| field(REPLAYSSM_DTYPE_F32, TOKENS, heads, headdim)).collect(),
             gdn: Delta::new(gpu, odd, GDN, false, &mut rng),
             kda: Delta::new(gpu, odd, KDA, true, &mut rng),
         };
-        fields.weight.write(&draw(&mut rng, REPLAYSSM_F32, CHANNELS * WIDTH, |n| n));
-        fields.bias.write(&draw(&mut rng, REPLAYSSM_BF16, CHANNELS, |n| 0.1 * n));
-        fields.a.write(&draw(&mut rng, REPLAYSSM_F32, heads, |n| -(0.5 * n).exp()));
-        fields.dt_bias.write(&draw(&mut rng, REPLAYSSM_BF16, heads, |n| 0.3 * n - 3.0));
-        fields.d.write(&draw(&mut rng, REPLAYSSM_F32, heads, |n| n));
+        fields.weight.write(&draw(&mut rng, REPLAYSSM_DTYPE_F32, CHANNELS * WIDTH, |n| n));
+        fields.bias.write(&draw(&mut rng, REPLAYSSM_DTYPE_BF16, CHANNELS, |n| 0.1 * n));
+        fields.a.write(&draw(&mut rng, REPLAYSSM_DTYPE_F32, heads, |n| -(0.5 * n).exp()));
+        fields.dt_bias.write(&draw(&mut rng, REPLAYSSM_DTYPE_BF16, heads, |n| 0.3 * n - 3.0));
+        fields.d.write(&draw(&mut rng, REPLAYSSM_DTYPE_F32, heads, |n| n));
         fields
     }
 
@@ -636,8 +636,8 @@ impl Model {
             n_rows: ROWS as i32,
             null_id: NULL_ID,
             n_tokens: TOKENS as i64,
-            slots: ids(&self.slots, REPLAYSSM_I64, 1),
-            rings: ids(&self.rings, REPLAYSSM_I32, 2),
+            slots: ids(&self.slots, REPLAYSSM_DTYPE_I64, 1),
+            rings: ids(&self.rings, REPLAYSSM_DTYPE_I32, 2),
             cu_seqlens: self.cu.part(0).cast(),
             flush: self.flush.part(0).cast(),
             generation: self.generation.part(0).cast(),
@@ -709,15 +709,15 @@ impl Model {
     fn list(n: usize, slots: &Block, rings: &Block) -> replayssm_list {
         desc!(replayssm_list {
             n: n as i32,
-            place: REPLAYSSM_DEVICE,
-            slots: ids(slots, REPLAYSSM_I64, 1),
-            rings: ids(rings, REPLAYSSM_I64, 1),
+            place: REPLAYSSM_WHERE_DEVICE,
+            slots: ids(slots, REPLAYSSM_DTYPE_I64, 1),
+            rings: ids(rings, REPLAYSSM_DTYPE_I64, 1),
         })
     }
 
     /// A model step: resets, all layers, the commit, a rewind, cursors.
     pub fn enqueue(&self, stream: usize, flags: u32) {
-        self.enqueue_with(stream, flags, REPLAYSSM_ACCEPTED, &|_| ());
+        self.enqueue_with(stream, flags, REPLAYSSM_COUNTS_ACCEPTED, &|_| ());
     }
 
     pub fn enqueue_with(&self, stream: usize, flags: u32, convention: i32, gap: &dyn Fn(Gap)) {
@@ -750,24 +750,32 @@ impl Model {
         let [rows, tokens] = EXTENDED;
         let of_host = [7i64, 2];
         let rings = of_host.map(|slot| ring_of(slot as usize) as i64);
-        let on_host =
-            |ids: &[i64]| replayssm_ids { data: ids.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 };
-        let host =
-            desc!(replayssm_list { n: 2, place: REPLAYSSM_HOST, slots: on_host(&of_host), rings: on_host(&rings) });
+        let on_host = |ids: &[i64]| replayssm_ids {
+            data: ids.as_ptr().cast(),
+            stride: 1,
+            dtype: REPLAYSSM_DTYPE_I64,
+            reserved: 0,
+        };
+        let host = desc!(replayssm_list {
+            n: 2,
+            place: REPLAYSSM_WHERE_HOST,
+            slots: on_host(&of_host),
+            rings: on_host(&rings)
+        });
         let [of_slots, of_rings] = &self.extended;
         let device = desc!(replayssm_list {
             n: rows as i32,
-            place: REPLAYSSM_DEVICE,
-            slots: ids(of_slots, REPLAYSSM_I64, 1),
-            rings: ids(of_rings, REPLAYSSM_I32, 1),
+            place: REPLAYSSM_WHERE_DEVICE,
+            slots: ids(of_slots, REPLAYSSM_DTYPE_I64, 1),
+            rings: ids(of_rings, REPLAYSSM_DTYPE_I32, 1),
         });
         let batch = desc!(replayssm_batch {
             flags: REPLAYSSM_BATCH_EXTEND,
             n_rows: rows as i32,
             tokens: tokens as i32,
             keep_tail: TAIL,
-            slots: ids(of_slots, REPLAYSSM_I64, 1),
-            rings: ids(of_rings, REPLAYSSM_I32, 1),
+            slots: ids(of_slots, REPLAYSSM_DTYPE_I64, 1),
+            rings: ids(of_rings, REPLAYSSM_DTYPE_I32, 1),
         });
         // SAFETY: everything lives until the work has run; host lists are read before a call returns.
         unsafe {
@@ -789,7 +797,7 @@ impl Model {
     }
 
     fn state(&self, block: &Block) -> replayssm_state {
-        desc!(replayssm_state { dtype: REPLAYSSM_F32, layer: -1, data: block.part(0) })
+        desc!(replayssm_state { dtype: REPLAYSSM_DTYPE_F32, layer: -1, data: block.part(0) })
     }
 
     /// What the calls have written for the caller.
@@ -835,9 +843,9 @@ impl Model {
         let (zero, ring) = ([0i64], [ring_of(slot) as i64]);
         let list = desc!(replayssm_list {
             n: 1,
-            place: REPLAYSSM_HOST,
-            slots: replayssm_ids { data: zero.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 },
-            rings: replayssm_ids { data: ring.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_I64, reserved: 0 },
+            place: REPLAYSSM_WHERE_HOST,
+            slots: replayssm_ids { data: zero.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_DTYPE_I64, reserved: 0 },
+            rings: replayssm_ids { data: ring.as_ptr().cast(), stride: 1, dtype: REPLAYSSM_DTYPE_I64, reserved: 0 },
         });
         // SAFETY: a cursor is plain data.
         let mut cursor: replayssm_cursor = unsafe { std::mem::zeroed() };
@@ -910,7 +918,7 @@ impl Copies {
     pub fn enqueue(&self, model: &Model, stream: usize) {
         let (slots, batch, exec) = (model.handles.slots, model.batch(), model.exec(stream, 0));
         let snapshot =
-            desc!(replayssm_snapshot_args { at: self.at.part(0).cast(), dst: ids(&self.dst, REPLAYSSM_I64, 1) });
+            desc!(replayssm_snapshot_args { at: self.at.part(0).cast(), dst: ids(&self.dst, REPLAYSSM_DTYPE_I64, 1) });
         let [of_slots, of_rings, later] = &self.flushed;
         let flushed = Model::list(2, of_slots, of_rings);
         let later = desc!(replayssm_flush_args { later: 1, position: later.part(0).cast() });

@@ -46,8 +46,8 @@ inline uint16_t to_bf16(float value) {
 inline void put(float &to, float value) { to = value; }
 inline void put(uint16_t &to, float value) { to = to_bf16(value); }
 
-constexpr replayssm_dtype dtype_of(const float *) { return REPLAYSSM_F32; }
-constexpr replayssm_dtype dtype_of(const uint16_t *) { return REPLAYSSM_BF16; }
+constexpr replayssm_dtype dtype_of(const float *) { return REPLAYSSM_DTYPE_F32; }
+constexpr replayssm_dtype dtype_of(const uint16_t *) { return REPLAYSSM_DTYPE_BF16; }
 
 // Strides in elements: from row to row of the batch, from token to token, from head (or group) to head.
 template <class T>
@@ -57,11 +57,11 @@ replayssm_tensor view(T *data, int64_t row, int64_t token, int64_t head) {
 
 // A parameter of one element per head, or one row per channel.
 inline replayssm_tensor parameter(const std::vector<float> &values, int64_t stride = 1) {
-  return {const_cast<float *>(values.data()), 0, 0, stride, REPLAYSSM_F32, 0};
+  return {const_cast<float *>(values.data()), 0, 0, stride, REPLAYSSM_DTYPE_F32, 0};
 }
 
-inline replayssm_ids ids(const int32_t *data, int64_t stride = 0) { return {data, stride, REPLAYSSM_I32, 0}; }
-inline replayssm_ids ids(const int64_t *data, int64_t stride = 0) { return {data, stride, REPLAYSSM_I64, 0}; }
+inline replayssm_ids ids(const int32_t *data, int64_t stride = 0) { return {data, stride, REPLAYSSM_DTYPE_I32, 0}; }
+inline replayssm_ids ids(const int64_t *data, int64_t stride = 0) { return {data, stride, REPLAYSSM_DTYPE_I64, 0}; }
 
 // One Mamba-2 layer and the convolution in front of it.
 struct layer_weights {
@@ -108,7 +108,7 @@ struct model {
 
   replayssm_pool_desc mamba_pool(replayssm_dtype io, replayssm_format format, replayssm_readout readout) const {
     auto d = REPLAYSSM_INIT(replayssm_pool_desc);
-    d.family = REPLAYSSM_MAMBA2;
+    d.family = REPLAYSSM_FAMILY_MAMBA2;
     d.n_layers = shape.layers;
     d.io = io;
     d.format = format;
@@ -122,7 +122,7 @@ struct model {
 
   replayssm_pool_desc conv_pool(replayssm_dtype io) const {
     auto d = REPLAYSSM_INIT(replayssm_pool_desc);
-    d.family = REPLAYSSM_CONV1D;
+    d.family = REPLAYSSM_FAMILY_CONV1D;
     d.n_layers = shape.layers;
     d.io = io;
     d.channels = shape.channels();

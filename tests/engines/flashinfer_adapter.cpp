@@ -31,7 +31,7 @@ class engine_under_test {
     auto slots = flashinfer::slots_desc(n_states, ring_buffer_len, T_max);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
     must(adapters::check(replayssm_slots_create(context_, &slots, &slots_)));
-    auto pool = adapters::mamba2_pool(shape, n_layers, REPLAYSSM_BF16, REPLAYSSM_F32, REPLAYSSM_F32);
+    auto pool = adapters::mamba2_pool(shape, n_layers, REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_F32);
     pool.readout = REPLAYSSM_READOUT_FULL;
     must(adapters::check(replayssm_layers_create(slots_, &pool, nullptr, 0, &pool_)));
     for (int l = 0; l < n_layers; l++) weights_.push_back(random_weights(sizes, r_, false));
@@ -59,7 +59,7 @@ class engine_under_test {
       std::vector<float> state(static_cast<size_t>(n_layers * sizes.state_size()));
       const auto list = adapters::host_list(&q.slot, 1);
       auto dense = REPLAYSSM_INIT(replayssm_state);
-      dense.dtype = REPLAYSSM_F32;
+      dense.dtype = REPLAYSSM_DTYPE_F32;
       dense.layer = -1;
       dense.data = state.data();
       must(adapters::check(replayssm_export(pool_, &list, nullptr, &dense, nullptr)));
@@ -103,8 +103,8 @@ class engine_under_test {
     flashinfer::Rows call;
     call.batch = n_rows;
     call.T = packed ? cu_seqlens.back() + 2 : T;
-    call.state_batch_indices = Tensor(slots.data(), REPLAYSSM_I32, {n_rows}, {1});
-    if (packed) call.cu_seqlens = Tensor(cu_seqlens.data(), REPLAYSSM_I32, {n_rows + 1}, {1});
+    call.state_batch_indices = Tensor(slots.data(), REPLAYSSM_DTYPE_I32, {n_rows}, {1});
+    if (packed) call.cu_seqlens = Tensor(cu_seqlens.data(), REPLAYSSM_DTYPE_I32, {n_rows + 1}, {1});
     call.max_seqlen = packed ? T_max : 0;
     const bool twice = !last && r_.one_in(10);
     repeated_ += twice;
@@ -120,7 +120,7 @@ class engine_under_test {
       folds_ += fold;
     }
     if (last && is(argument_, "break")) accepted[0]++;
-    must(flashinfer::advance(slots_, call, Tensor(accepted.data(), REPLAYSSM_I32, {n_rows}, {1}), nullptr));
+    must(flashinfer::advance(slots_, call, Tensor(accepted.data(), REPLAYSSM_DTYPE_I32, {n_rows}, {1}), nullptr));
   }
 
   void layer(int l, const flashinfer::Rows &call, const std::vector<int> &rows, const std::vector<int32_t> &cu_seqlens,
@@ -146,8 +146,8 @@ class engine_under_test {
         for (int64_t h = 0; h < H; h++) v.dt.push_back(store(dt[size_t(t * dt_wide + 2 * h)], r_.between(-2, 2)));
       }
     }
-    const auto bf16 = REPLAYSSM_BF16;
-    const auto f32 = REPLAYSSM_F32;
+    const auto bf16 = REPLAYSSM_DTYPE_BF16;
+    const auto f32 = REPLAYSSM_DTYPE_F32;
     const auto four = [&](const void *data, replayssm_dtype dtype, int64_t heads, int64_t size, int64_t token, int64_t head, int64_t stride) {
       return Tensor(data, dtype, {first, call.T, heads, size}, {call.T * token, token, head, stride});
     };
@@ -195,13 +195,13 @@ class engine_under_test {
     call.batch = 1;
     call.T = 2;
     const auto run = [&](const Tensor &x) {
-      return flashinfer::checkpointing_ssu({pool_, 0}, shape, x, x, Tensor(&any, REPLAYSSM_F32, {8, 64, 128}, {1, 0, 0}), x, x, x, Tensor(),
+      return flashinfer::checkpointing_ssu({pool_, 0}, shape, x, x, Tensor(&any, REPLAYSSM_DTYPE_F32, {8, 64, 128}, {1, 0, 0}), x, x, x, Tensor(),
                                            Tensor(), Tensor(), true, call, false, nullptr);
     };
     require(run(Tensor()).sentence == "state_batch_indices is absent", "absent slots are accepted");
-    call.state_batch_indices = Tensor(&slot, REPLAYSSM_I32, {1}, {1});
-    const auto status = run(Tensor(&any, REPLAYSSM_BF16, {1, 1, 8, 64}, {0, 0, 0, 0}));
-    require(status.code == REPLAYSSM_INVALID_ARGUMENT && status.sentence == "dt is [1, 1, 8, 64]; expected [1, 2, 8, 64]", status.sentence.c_str());
+    call.state_batch_indices = Tensor(&slot, REPLAYSSM_DTYPE_I32, {1}, {1});
+    const auto status = run(Tensor(&any, REPLAYSSM_DTYPE_BF16, {1, 1, 8, 64}, {0, 0, 0, 0}));
+    require(status.code == REPLAYSSM_ERROR_INVALID_ARGUMENT && status.sentence == "dt is [1, 1, 8, 64]; expected [1, 2, 8, 64]", status.sentence.c_str());
   }
 
   const char *argument_;

@@ -90,10 +90,10 @@ class engine_under_test {
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
     must(adapters::check(replayssm_slots_create(context_, &slots, &slots_)));
     auto pool = REPLAYSSM_INIT(replayssm_pool_desc);
-    pool.family = REPLAYSSM_GDN;
+    pool.family = REPLAYSSM_FAMILY_GDN;
     pool.n_layers = n_layers;
-    pool.io = REPLAYSSM_BF16;
-    pool.out = REPLAYSSM_F32;
+    pool.io = REPLAYSSM_DTYPE_BF16;
+    pool.out = REPLAYSSM_DTYPE_F32;
     pool.readout = REPLAYSSM_READOUT_EXACT;
     pool.H = shape.H;
     pool.HV = shape.HV;
@@ -152,7 +152,7 @@ class engine_under_test {
     for (int row = 0; row < rows; row++) slots.push_back(bank * capacity + first + row);
     const auto list = adapters::host_list(slots.data(), rows);
     auto dense = REPLAYSSM_INIT(replayssm_state);
-    dense.dtype = REPLAYSSM_F32;
+    dense.dtype = REPLAYSSM_DTYPE_F32;
     dense.layer = layer;
     dense.data = state.data();
     must(adapters::check(replayssm_export(pool_, &list, nullptr, &dense, nullptr)));
@@ -205,7 +205,7 @@ class engine_under_test {
     node.A_log = parameters_[size_t(l)].A_log.data();
     node.dt_bias = parameters_[size_t(l)].dt_bias.data();
     node.out = out.data();
-    node.out_type = REPLAYSSM_F32;
+    node.out_type = REPLAYSSM_DTYPE_F32;
     must(genai::varlen_gated_delta_net({pool_, l}, shape, interval, node, nullptr));
 
     std::vector<double> y, bound;
@@ -227,7 +227,7 @@ class engine_under_test {
     genai::Interval wrong = past_;
     wrong.first = 3;
     const auto status = genai::start(slots_, wrong, nullptr);
-    require(status.code == REPLAYSSM_INVALID_ARGUMENT &&
+    require(status.code == REPLAYSSM_ERROR_INVALID_ARGUMENT &&
                 status.sentence == "slots 3 and 4 rows in bank 0; expected an interval of 6 slots in bank 0 or 1",
             status.sentence.c_str());
     require(genai::varlen_gated_delta_net({pool_, 0}, shape, past_, {}, nullptr).sentence == "cu_seqlens is null; expected [rows + 1]",

@@ -336,7 +336,7 @@ class with_library {
   std::vector<float> exported(int layer) const {
     std::vector<float> out(static_cast<size_t>(shape_.state()) * n_seqs);
     layers_->pool().export_state(replayssm::host_list(cells, n_seqs), nullptr,
-                                 replayssm::dense_state(out.data(), REPLAYSSM_F32, layer));
+                                 replayssm::dense_state(out.data(), REPLAYSSM_DTYPE_F32, layer));
     return out;
   }
 

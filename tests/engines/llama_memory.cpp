@@ -70,8 +70,8 @@ class recurrent_memory {
     slots.max_step_tokens = 1 + n_draft;
     slots.min_rewind = n_seq_rm_max;
     must(replayssm_slots_create(context_, &slots, &slots_));
-    const auto mamba = m.mamba_pool(REPLAYSSM_F32, REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT);
-    const auto conv = m.conv_pool(REPLAYSSM_F32);
+    const auto mamba = m.mamba_pool(REPLAYSSM_DTYPE_F32, REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT);
+    const auto conv = m.conv_pool(REPLAYSSM_DTYPE_F32);
     must(replayssm_layers_create(slots_, &mamba, nullptr, 0, &mamba_));
     must(replayssm_layers_create(slots_, &conv, nullptr, 0, &conv_));
     for (int cell = n_cells - 1; cell >= 0; cell--) free_cells_.push_back(cell);
@@ -102,7 +102,7 @@ class recurrent_memory {
     const int32_t n = static_cast<int32_t>(seq_pos_max(seq) + 1 - p0);
     const auto list = list_of(&found->second);
     const replayssm_status status = replayssm_rewind(slots_, &list, &n, nullptr, nullptr);
-    if (status == REPLAYSSM_OUT_OF_RANGE) return false;
+    if (status == REPLAYSSM_ERROR_OUT_OF_RANGE) return false;
     must(status);
     return true;
   }
@@ -156,7 +156,7 @@ class recurrent_memory {
   void decode(ubatch &u) { run(u, 0, 0); }
   void accept(const ubatch &u, const std::vector<int32_t> &rejected) {
     auto counts = REPLAYSSM_INIT(replayssm_commit_args);
-    counts.convention = REPLAYSSM_REJECTED;
+    counts.convention = REPLAYSSM_COUNTS_REJECTED;
     counts.counts = rejected.data();
     std::vector<int32_t> cells;
     const auto batch = batch_of(u, cells, 0, 0);
@@ -197,14 +197,14 @@ class recurrent_memory {
   static replayssm_list list_of(const int32_t *cell) {
     auto list = REPLAYSSM_INIT(replayssm_list);
     list.n = 1;
-    list.place = REPLAYSSM_HOST;
+    list.place = REPLAYSSM_WHERE_HOST;
     list.slots = ids(cell);
     return list;
   }
 
   static replayssm_state all_layers(float *data) {
     auto state = REPLAYSSM_INIT(replayssm_state);
-    state.dtype = REPLAYSSM_F32;
+    state.dtype = REPLAYSSM_DTYPE_F32;
     state.layer = -1;
     state.data = data;
     return state;

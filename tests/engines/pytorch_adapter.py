@@ -67,7 +67,7 @@ def check_layout():
     numbers |= {"EXEC_PDL": replay._PDL, "EXEC_PDL_PREFETCH": replay._PDL_PREFETCH, "BATCH_NULL_ID": replay._NULL_ID, "BATCH_EXTEND": replay._EXTEND,
                 "BATCH_KEEP_NULL_OUTPUTS": replay._KEEP_NULL_OUTPUTS, "BACKEND_CPU": 1, "BACKEND_CUDA": 2, "SLOTS_CHECKS": 1}
     for name, number in numbers.items():
-        lines.append(f'  printf("{name} %d\\n", (int)REPLAYSSM_{name});')
+        lines.append(f'  printf("{name} %d\\n", (int)REPLAYSSM_DTYPE_{name});')
         wanted.append(f"{name} {number}")
     with tempfile.TemporaryDirectory() as folder:
         source, program = os.path.join(folder, "layout.c"), os.path.join(folder, "layout")

@@ -83,7 +83,7 @@ class engine_under_test {
     slots.max_step_tokens = 1 + n_draft;
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
     must(adapters::check(replayssm_slots_create(context_, &slots, &slots_)));
-    auto desc = adapters::mamba2_pool(shape, n_layers, REPLAYSSM_BF16, REPLAYSSM_F32, REPLAYSSM_F32);
+    auto desc = adapters::mamba2_pool(shape, n_layers, REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F32, REPLAYSSM_DTYPE_F32);
     desc.readout = REPLAYSSM_READOUT_EXACT;
     const auto lent = trtllm::lend_states(memory_.pool());
     must(adapters::check(replayssm_layers_create(slots_, &desc, &lent, 1, &pool_)));
@@ -111,7 +111,7 @@ class engine_under_test {
     const int64_t size = sizes.state_size(), stride = size + 16;
     for (int l = 0; l < n_layers; l++) {
       std::vector<float> back = nans<float>(static_cast<int64_t>(requests_.size()) * stride);
-      must(trtllm::hand_back_states({pool_, l}, slots_in_use.data(), static_cast<int32_t>(requests_.size()), back.data(), REPLAYSSM_F32,
+      must(trtllm::hand_back_states({pool_, l}, slots_in_use.data(), static_cast<int32_t>(requests_.size()), back.data(), REPLAYSSM_DTYPE_F32,
                                     stride, nullptr));
       for (size_t entry = 0; entry < requests_.size(); entry++) {
         const float *from = back.data() + static_cast<int64_t>(entry) * stride;
@@ -155,7 +155,7 @@ class engine_under_test {
         requests_[size_t(entry)].layers.emplace_back(sizes);
         requests_[size_t(entry)].layers.back().begin(dense.data());
       }
-      must(trtllm::take_over_states({pool_, l}, slots_in_use.data(), n, left.data(), REPLAYSSM_BF16, stride, nullptr));
+      must(trtllm::take_over_states({pool_, l}, slots_in_use.data(), n, left.data(), REPLAYSSM_DTYPE_BF16, stride, nullptr));
     }
   }
 
@@ -193,7 +193,7 @@ class engine_under_test {
       }
       p.batch = n_rows;
       p.tokens = T;
-      p.output_type = REPLAYSSM_F32;
+      p.output_type = REPLAYSSM_DTYPE_F32;
       p.dim = sizes.inner();
       p.dstate = sizes.state;
       p.nheads = sizes.heads;
@@ -238,12 +238,12 @@ class engine_under_test {
     p.nheads = 12;
     p.ngroups = 2;
     auto status = trtllm::selective_scan_update({pool_, 0}, p, nullptr);
-    require(status.code == REPLAYSSM_INVALID_ARGUMENT &&
+    require(status.code == REPLAYSSM_ERROR_INVALID_ARGUMENT &&
                 status.sentence == "dim is 100 with 12 heads and 2 groups; expected a multiple of nheads, and groups",
             status.sentence.c_str());
     p.dim = sizes.inner();
     status = trtllm::selective_scan_update({pool_, 0}, p, nullptr);
-    require(status.code == REPLAYSSM_INVALID_ARGUMENT && status.sentence.rfind("slot_mapping_ptr is null", 0) == 0, status.sentence.c_str());
+    require(status.code == REPLAYSSM_ERROR_INVALID_ARGUMENT && status.sentence.rfind("slot_mapping_ptr is null", 0) == 0, status.sentence.c_str());
   }
 
   bool whole_;

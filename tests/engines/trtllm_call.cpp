@@ -77,8 +77,8 @@ class ssm_plugin {
     slots.max_step_tokens = 1 + max_draft;
     slots.schedule = REPLAYSSM_SCHEDULE_BY_POSITION;
     must(replayssm_slots_create(context_, &slots, &slots_));
-    const auto mamba = m.mamba_pool(REPLAYSSM_BF16, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_EXACT);
-    const auto conv = m.conv_pool(REPLAYSSM_BF16);
+    const auto mamba = m.mamba_pool(REPLAYSSM_DTYPE_BF16, REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_EXACT);
+    const auto conv = m.conv_pool(REPLAYSSM_DTYPE_BF16);
     const auto lent = pages_.lent();
     must(replayssm_layers_create(slots_, &mamba, &lent, 1, &mamba_));
     must(replayssm_layers_create(slots_, &conv, nullptr, 0, &conv_));
@@ -127,7 +127,7 @@ class ssm_plugin {
   void update(int rows, int tokens, const int32_t *slot_mapping, const int32_t *accepted_drafts) {
     const auto batch = batch_of(rows, tokens, slot_mapping, accepted_drafts == nullptr);
     auto args = REPLAYSSM_INIT(replayssm_commit_args);
-    args.convention = REPLAYSSM_ACCEPTED_DRAFTS;
+    args.convention = REPLAYSSM_COUNTS_ACCEPTED_DRAFTS;
     args.counts = accepted_drafts;
     args.counts_stride = 2;
     in_parts([&](const replayssm_exec &exec) { return replayssm_commit(slots_, &batch, &args, &exec); });
@@ -193,14 +193,14 @@ class ssm_plugin {
   static replayssm_list list_of(const int32_t *slot) {
     auto list = REPLAYSSM_INIT(replayssm_list);
     list.n = 1;
-    list.place = REPLAYSSM_HOST;
+    list.place = REPLAYSSM_WHERE_HOST;
     list.slots = ids(slot);
     return list;
   }
 
   static replayssm_state all_layers(float *data) {
     auto state = REPLAYSSM_INIT(replayssm_state);
-    state.dtype = REPLAYSSM_F32;
+    state.dtype = REPLAYSSM_DTYPE_F32;
     state.layer = -1;
     state.data = data;
     return state;

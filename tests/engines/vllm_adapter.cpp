@@ -37,7 +37,7 @@ class engine_under_test {
     auto slots = vllm::slots_desc(n_blocks, o.of_vllm ? n_requests : 0, n_draft);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
     must(adapters::check(replayssm_slots_create(context_, &slots, &slots_)));
-    auto pool = adapters::mamba2_pool(shape, n_layers, REPLAYSSM_BF16, dtype_of(static_cast<Out *>(nullptr)), REPLAYSSM_F32);
+    auto pool = adapters::mamba2_pool(shape, n_layers, REPLAYSSM_DTYPE_BF16, dtype_of(static_cast<Out *>(nullptr)), REPLAYSSM_DTYPE_F32);
     if (o.how == readout::full) {
       pool.format = REPLAYSSM_FORMAT_F32;
       pool.readout = REPLAYSSM_READOUT_FULL;
@@ -93,7 +93,7 @@ class engine_under_test {
         dense.push_back(r_.between(-1, 1));
         states[static_cast<size_t>(n / sizes.state * row + n % sizes.state)] = dense.back();
       }
-      const Tensor tensor(states.data(), REPLAYSSM_F32, {1, sizes.heads, sizes.dim, sizes.state}, {sizes.heads * head, head, row, 1});
+      const Tensor tensor(states.data(), REPLAYSSM_DTYPE_F32, {1, sizes.heads, sizes.dim, sizes.state}, {sizes.heads * head, head, row, 1});
       must(vllm::load_states({pool_, l}, shape, &q.block, o_.of_vllm ? &q.seat : nullptr, 1, tensor, nullptr));
       q.layers[static_cast<size_t>(l)].begin(dense.data());
     }
@@ -127,15 +127,15 @@ class engine_under_test {
     const int64_t used = cu_seqlens.back(), tokens = packed ? used + 3 : used;  // packed tensors end in padding
 
     vllm::Metadata metadata;
-    metadata.state_batch_indices = Tensor(table.data(), REPLAYSSM_I64, {n_rows, 3}, {3, 1});
-    if (o_.of_vllm) metadata.request_indices = Tensor(seats.data(), REPLAYSSM_I32, {n_rows}, {1});
-    if (packed) metadata.cu_seqlens = Tensor(cu_seqlens.data(), REPLAYSSM_I32, {n_rows + 1}, {1});
+    metadata.state_batch_indices = Tensor(table.data(), REPLAYSSM_DTYPE_I64, {n_rows, 3}, {3, 1});
+    if (o_.of_vllm) metadata.request_indices = Tensor(seats.data(), REPLAYSSM_DTYPE_I32, {n_rows}, {1});
+    if (packed) metadata.cu_seqlens = Tensor(cu_seqlens.data(), REPLAYSSM_DTYPE_I32, {n_rows + 1}, {1});
     metadata.num_tokens = tokens;
     metadata.max_seqlen = packed ? 1 + n_draft : 0;
     metadata.null_block_id = o_.of_vllm ? 0 : -1;
 
     for (int l = 0; l < n_layers; l++) layer(l, metadata, rows, cu_seqlens, accepted, tokens, last);
-    const Tensor counts(accepted.data(), REPLAYSSM_I32, {n_rows}, {1});
+    const Tensor counts(accepted.data(), REPLAYSSM_DTYPE_I32, {n_rows}, {1});
     if (last && is(argument_, "break")) accepted[0]++;
     must(vllm::commit(slots_, metadata, packed ? counts : Tensor(), nullptr));
   }
@@ -162,8 +162,8 @@ class engine_under_test {
       }
     }
     const int64_t H = sizes.heads, P = sizes.dim, N = sizes.state, G = sizes.groups;
-    const auto bf16 = REPLAYSSM_BF16;
-    const auto f32 = REPLAYSSM_F32;
+    const auto bf16 = REPLAYSSM_DTYPE_BF16;
+    const auto f32 = REPLAYSSM_DTYPE_F32;
     const Tensor D(w.D.data(), f32, {H, P}, {o_.of_vllm ? 1 : P, o_.of_vllm ? 0 : 1});
     const Tensor gate(z.data(), bf16, {tokens, H, P}, {out_pitch, P, 1});
     must(vllm::selective_state_update(
@@ -208,7 +208,7 @@ class engine_under_test {
       std::vector<float> state(static_cast<size_t>(n_layers * sizes.state_size()));
       const auto list = adapters::host_list(&q.block, 1, &q.seat);
       auto dense = REPLAYSSM_INIT(replayssm_state);
-      dense.dtype = REPLAYSSM_F32;
+      dense.dtype = REPLAYSSM_DTYPE_F32;
       dense.layer = -1;
       dense.data = state.data();
       must(adapters::check(replayssm_export(pool_, &list, nullptr, &dense, nullptr)));
@@ -224,11 +224,11 @@ class engine_under_test {
     std::vector<float> any(1 << 18);
     const int32_t block = 3;
     vllm::Metadata metadata;
-    metadata.state_batch_indices = Tensor(&block, REPLAYSSM_I32, {1}, {1});
+    metadata.state_batch_indices = Tensor(&block, REPLAYSSM_DTYPE_I32, {1}, {1});
     metadata.num_tokens = 1;
     const int64_t H = sizes.heads, P = sizes.dim, N = sizes.state, G = sizes.groups;
-    const Tensor x(any.data(), REPLAYSSM_BF16, {1, H, P}, {H * P, P, 1}), dt(any.data(), REPLAYSSM_F32, {1, H, P}, {H, 1, 0});
-    const Tensor A(any.data(), REPLAYSSM_F32, {H, P, N}, {1, 0, 0}), B(any.data(), REPLAYSSM_BF16, {1, G, N}, {G * N, N, 1});
+    const Tensor x(any.data(), REPLAYSSM_DTYPE_BF16, {1, H, P}, {H * P, P, 1}), dt(any.data(), REPLAYSSM_DTYPE_F32, {1, H, P}, {H, 1, 0});
+    const Tensor A(any.data(), REPLAYSSM_DTYPE_F32, {H, P, N}, {1, 0, 0}), B(any.data(), REPLAYSSM_DTYPE_BF16, {1, G, N}, {G * N, N, 1});
     const Tensor out(any.data(), dtype_of(static_cast<Out *>(nullptr)), {1, H, P}, {H * P, P, 1});
     const auto call = [&](const Tensor &x_, const Tensor &dt_, const Tensor &A_, const Tensor &B_, const vllm::Metadata &m) {
       return vllm::selective_state_update({pool_, 0}, shape, x_, dt_, A_, B_, B_, Tensor(), Tensor(), Tensor(), true, m, out, nullptr);
@@ -238,29 +238,29 @@ class engine_under_test {
     };
     Tensor wrong = x;
     wrong.size[1] = 7;
-    refused(call(wrong, dt, A, B, metadata), REPLAYSSM_INVALID_ARGUMENT, "x is [1, 7, 64]; expected [1, 8, 64]");
+    refused(call(wrong, dt, A, B, metadata), REPLAYSSM_ERROR_INVALID_ARGUMENT, "x is [1, 7, 64]; expected [1, 8, 64]");
     wrong = dt;
     wrong.stride[2] = 1;
-    refused(call(x, wrong, A, B, metadata), REPLAYSSM_UNSUPPORTED, "dt has stride 1 in axis 2; expected 0, one value per head");
+    refused(call(x, wrong, A, B, metadata), REPLAYSSM_ERROR_UNSUPPORTED, "dt has stride 1 in axis 2; expected 0, one value per head");
     wrong = A;
     wrong.stride[2] = 1;
-    refused(call(x, dt, wrong, B, metadata), REPLAYSSM_UNSUPPORTED, "A has stride 1 in axis 2; expected 0, one value per head");
+    refused(call(x, dt, wrong, B, metadata), REPLAYSSM_ERROR_UNSUPPORTED, "A has stride 1 in axis 2; expected 0, one value per head");
     wrong = B;
     wrong.stride[2] = 2;
-    refused(call(x, dt, A, wrong, metadata), REPLAYSSM_UNSUPPORTED, "B has stride 2 in its last axis; expected 1");
-    refused(call(x, dt, A, Tensor(), metadata), REPLAYSSM_INVALID_ARGUMENT, "B is absent");
+    refused(call(x, dt, A, wrong, metadata), REPLAYSSM_ERROR_UNSUPPORTED, "B has stride 2 in its last axis; expected 1");
+    refused(call(x, dt, A, Tensor(), metadata), REPLAYSSM_ERROR_INVALID_ARGUMENT, "B is absent");
     metadata.num_tokens = 2;
-    refused(call(x, dt, A, B, metadata), REPLAYSSM_INVALID_ARGUMENT, "state_batch_indices has 1 rows; expected at least 2");
+    refused(call(x, dt, A, B, metadata), REPLAYSSM_ERROR_INVALID_ARGUMENT, "state_batch_indices has 1 rows; expected at least 2");
     const int32_t same[2] = {3, 3};
-    metadata.state_batch_indices = Tensor(same, REPLAYSSM_I32, {2}, {0});
-    refused(call(x, dt, A, B, metadata), REPLAYSSM_UNSUPPORTED, "state_batch_indices has stride 0; expected 1 or more");
-    metadata.state_batch_indices = Tensor(same, REPLAYSSM_I32, {2}, {1});
-    refused(vllm::commit(slots_, metadata, Tensor(same, REPLAYSSM_I32, {2}, {0}), nullptr), REPLAYSSM_UNSUPPORTED,
+    metadata.state_batch_indices = Tensor(same, REPLAYSSM_DTYPE_I32, {2}, {0});
+    refused(call(x, dt, A, B, metadata), REPLAYSSM_ERROR_UNSUPPORTED, "state_batch_indices has stride 0; expected 1 or more");
+    metadata.state_batch_indices = Tensor(same, REPLAYSSM_DTYPE_I32, {2}, {1});
+    refused(vllm::commit(slots_, metadata, Tensor(same, REPLAYSSM_DTYPE_I32, {2}, {0}), nullptr), REPLAYSSM_ERROR_UNSUPPORTED,
             "num_accepted_tokens has stride 0; expected 1 or more");
-    metadata.state_batch_indices = Tensor(&block, REPLAYSSM_I32, {1}, {1});
+    metadata.state_batch_indices = Tensor(&block, REPLAYSSM_DTYPE_I32, {1}, {1});
     metadata.num_tokens = 1;
     wrong = x;
-    wrong.dtype = REPLAYSSM_F32;  // the library's own sentence
+    wrong.dtype = REPLAYSSM_DTYPE_F32;  // the library's own sentence
     const auto status = call(wrong, dt, A, B, metadata);
     require(status.code != REPLAYSSM_OK && status.sentence == replayssm_last_error_message(), "the library's sentence is lost");
   }

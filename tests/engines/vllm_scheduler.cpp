@@ -77,8 +77,8 @@ class model_runner {
     slots.n_rings = n_rings;
     slots.max_step_tokens = 1 + n_draft;
     must(replayssm_slots_create(context_, &slots, &slots_));
-    const auto mamba = m.mamba_pool(REPLAYSSM_BF16, REPLAYSSM_FORMAT_DEFAULT, REPLAYSSM_READOUT_DEFAULT);
-    const auto conv = m.conv_pool(REPLAYSSM_BF16);
+    const auto mamba = m.mamba_pool(REPLAYSSM_DTYPE_BF16, REPLAYSSM_FORMAT_DEFAULT, REPLAYSSM_READOUT_DEFAULT);
+    const auto conv = m.conv_pool(REPLAYSSM_DTYPE_BF16);
     must(replayssm_layers_create(slots_, &mamba, nullptr, 0, &mamba_));
     must(replayssm_layers_create(slots_, &conv, nullptr, 0, &conv_));
   }
@@ -160,7 +160,7 @@ class model_runner {
   // After sampling. accepted: of each row, the bonus token included; null for prompts.
   void commit(const model_input &in, const int32_t *accepted) {
     auto args = REPLAYSSM_INIT(replayssm_commit_args);
-    args.convention = REPLAYSSM_ACCEPTED;
+    args.convention = REPLAYSSM_COUNTS_ACCEPTED;
     args.counts = accepted;
     must(replayssm_commit(slots_, &in.batch, &args, nullptr));
   }
@@ -191,7 +191,7 @@ class model_runner {
   static replayssm_list list_of(const request &r) {
     auto list = REPLAYSSM_INIT(replayssm_list);
     list.n = 1;
-    list.place = REPLAYSSM_HOST;
+    list.place = REPLAYSSM_WHERE_HOST;
     list.slots = ids(&r.block);
     list.rings = ids(&r.seat);
     return list;
@@ -199,7 +199,7 @@ class model_runner {
 
   static replayssm_state dense_state(float *data) {
     auto state = REPLAYSSM_INIT(replayssm_state);
-    state.dtype = REPLAYSSM_F32;
+    state.dtype = REPLAYSSM_DTYPE_F32;
     state.layer = -1;
     state.data = data;
     return state;

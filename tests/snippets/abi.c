@@ -37,7 +37,7 @@ int main(void) {
 
   newer.new_option = 1;
   status = replayssm_context_create(&newer.known, &context); /* asks for something that the library cannot know */
-  REQUIRE(status == REPLAYSSM_UNSUPPORTED && context == NULL);
+  REQUIRE(status == REPLAYSSM_ERROR_UNSUPPORTED && context == NULL);
   puts(replayssm_last_error_message());
   /* the byte at offset 48 of replayssm_context_desc is not 0; this library supports the 48 bytes it knows */
   /* <<< newer */
@@ -47,7 +47,7 @@ int main(void) {
   /* A handle that is none. */
   int object = 0;
   replayssm_context_info info = REPLAYSSM_INIT(replayssm_context_info);
-  REQUIRE(replayssm_context_query((const replayssm_context *)(const void *)&object, &info) == REPLAYSSM_INVALID_HANDLE);
+  REQUIRE(replayssm_context_query((const replayssm_context *)(const void *)&object, &info) == REPLAYSSM_ERROR_INVALID_HANDLE);
   REQUIRE(strcmp(replayssm_status_string(12345), "unknown status") == 0);
   puts("abi: ok");
   return 0;

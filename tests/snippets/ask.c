@@ -25,9 +25,9 @@ int main(void) {
 
   /* >>> supports */
   replayssm_pool_desc pool = REPLAYSSM_INIT(replayssm_pool_desc);
-  pool.family = REPLAYSSM_GDN;
+  pool.family = REPLAYSSM_FAMILY_GDN;
   pool.n_layers = 24;
-  pool.io = REPLAYSSM_BF16;
+  pool.io = REPLAYSSM_DTYPE_BF16;
   pool.H = 16, pool.HV = 32, pool.K = 128, pool.V = 128;
   check(replayssm_supports(context, &pool, 4)); /* steps of one sampled token and three drafts; nothing is created */
   /* <<< supports */

@@ -95,13 +95,13 @@ static inline void project(int32_t layer, const int32_t *tokens, int32_t n) {
 /* >>> views */
 /* Strides are in elements: from row to row of the batch, from token to token, from head (or group) to head. */
 static inline replayssm_tensor view(float *data, int64_t row, int64_t token, int64_t head) {
-  replayssm_tensor tensor = {data, row, token, head, REPLAYSSM_F32, 0};
+  replayssm_tensor tensor = {data, row, token, head, REPLAYSSM_DTYPE_F32, 0};
   return tensor;
 }
 static inline replayssm_tensor parameter(float *data, int64_t head) { return view(data, 0, 0, head); }
 
 static inline replayssm_ids ids(const int32_t *data) {
-  replayssm_ids array = {data, 1, REPLAYSSM_I32, 0};
+  replayssm_ids array = {data, 1, REPLAYSSM_DTYPE_I32, 0};
   return array;
 }
 /* <<< views */
@@ -118,17 +118,17 @@ static inline void create(engine *e) {
   check(replayssm_slots_create(e->context, &slots, &e->slots));
 
   replayssm_pool_desc mamba = REPLAYSSM_INIT(replayssm_pool_desc);
-  mamba.family = REPLAYSSM_MAMBA2;
+  mamba.family = REPLAYSSM_FAMILY_MAMBA2;
   mamba.n_layers = N_LAYERS; /* equal layers; a model has as many pools as it has kinds of layers */
-  mamba.io = REPLAYSSM_F32;  /* of x, B, C, z; gates and parameters carry their own dtype */
+  mamba.io = REPLAYSSM_DTYPE_F32;  /* of x, B, C, z; gates and parameters carry their own dtype */
   mamba.readout = REPLAYSSM_READOUT_EXACT;
   mamba.nheads = NHEADS, mamba.headdim = HEADDIM, mamba.dstate = DSTATE, mamba.ngroups = NGROUPS;
   check(replayssm_layers_create(e->slots, &mamba, NULL, 0, &e->mamba));
 
   replayssm_pool_desc conv = REPLAYSSM_INIT(replayssm_pool_desc);
-  conv.family = REPLAYSSM_CONV1D;
+  conv.family = REPLAYSSM_FAMILY_CONV1D;
   conv.n_layers = N_LAYERS;
-  conv.io = REPLAYSSM_F32;
+  conv.io = REPLAYSSM_DTYPE_F32;
   conv.channels = CHANNELS, conv.width = WIDTH;
   check(replayssm_layers_create(e->slots, &conv, NULL, 0, &e->conv));
   /* <<< create */
@@ -177,7 +177,7 @@ static inline replayssm_list list_of(const request *r) {
   /* >>> list */
   replayssm_list list = REPLAYSSM_INIT(replayssm_list);
   list.n = 1;
-  list.place = REPLAYSSM_HOST; /* ids and all per-entry arrays are read before the call returns */
+  list.place = REPLAYSSM_WHERE_HOST; /* ids and all per-entry arrays are read before the call returns */
   list.slots = ids(&r->slot);
   list.rings = ids(&r->ring);
   /* <<< list */
@@ -193,7 +193,7 @@ static inline void save(const engine *e, const request *r, const int64_t *at, sa
   to->position = at ? *at : cursor.position;
 
   replayssm_state state = REPLAYSSM_INIT(replayssm_state);
-  state.dtype = REPLAYSSM_F32;
+  state.dtype = REPLAYSSM_DTYPE_F32;
   state.layer = -1; /* all layers; every pool in a call of its own, convolutions too */
   state.data = to->states;
   check(replayssm_export(e->mamba, &list, at, &state, NULL));
@@ -212,7 +212,7 @@ static inline void restore(const engine *e, const request *r, saved *from) {
   check(replayssm_reset(e->slots, &list, &reset, NULL)); /* first the reset, which empties every pool's part */
 
   replayssm_state state = REPLAYSSM_INIT(replayssm_state);
-  state.dtype = REPLAYSSM_F32;
+  state.dtype = REPLAYSSM_DTYPE_F32;
   state.layer = -1;
   state.data = from->states;
   check(replayssm_import(e->mamba, &list, NULL, &state, NULL)); /* NULL: at the position that the reset has set */

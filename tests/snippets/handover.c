@@ -16,13 +16,13 @@ static void run(const engine *e, request *r, int steps) {
 static void planning(void) {
   /* >>> plan */
   replayssm_pool_desc pools[2] = {REPLAYSSM_INIT(replayssm_pool_desc), REPLAYSSM_INIT(replayssm_pool_desc)};
-  pools[0].family = REPLAYSSM_GDN;
+  pools[0].family = REPLAYSSM_FAMILY_GDN;
   pools[0].n_layers = 24;
-  pools[0].io = REPLAYSSM_BF16;
+  pools[0].io = REPLAYSSM_DTYPE_BF16;
   pools[0].H = 16, pools[0].HV = 32, pools[0].K = 128, pools[0].V = 128;
-  pools[1].family = REPLAYSSM_CONV1D;
+  pools[1].family = REPLAYSSM_FAMILY_CONV1D;
   pools[1].n_layers = 24;
-  pools[1].io = REPLAYSSM_BF16;
+  pools[1].io = REPLAYSSM_DTYPE_BF16;
   pools[1].channels = 8192, pools[1].width = 4;
 
   replayssm_slots_desc slots = REPLAYSSM_INIT(replayssm_slots_desc);
@@ -93,17 +93,17 @@ static void create_elsewhere(engine *e) {
   slots.schedule = REPLAYSSM_SCHEDULE_BY_POSITION;
   check(replayssm_slots_create(e->context, &slots, &e->slots));
   replayssm_pool_desc mamba = REPLAYSSM_INIT(replayssm_pool_desc);
-  mamba.family = REPLAYSSM_MAMBA2;
+  mamba.family = REPLAYSSM_FAMILY_MAMBA2;
   mamba.n_layers = N_LAYERS;
-  mamba.io = REPLAYSSM_F32;
+  mamba.io = REPLAYSSM_DTYPE_F32;
   mamba.format = REPLAYSSM_FORMAT_F32;
   mamba.readout = REPLAYSSM_READOUT_EXACT;
   mamba.nheads = NHEADS, mamba.headdim = HEADDIM, mamba.dstate = DSTATE, mamba.ngroups = NGROUPS;
   check(replayssm_layers_create(e->slots, &mamba, NULL, 0, &e->mamba));
   replayssm_pool_desc conv = REPLAYSSM_INIT(replayssm_pool_desc);
-  conv.family = REPLAYSSM_CONV1D;
+  conv.family = REPLAYSSM_FAMILY_CONV1D;
   conv.n_layers = N_LAYERS;
-  conv.io = REPLAYSSM_F32;
+  conv.io = REPLAYSSM_DTYPE_F32;
   conv.channels = CHANNELS, conv.width = WIDTH;
   check(replayssm_layers_create(e->slots, &conv, NULL, 0, &e->conv));
 }
@@ -126,12 +126,12 @@ static void hand_over(const engine *here, const engine *elsewhere) {
   const replayssm_list there = list_of(&r);
   /* >>> receive */
   replayssm_status status = replayssm_restore(elsewhere->slots, &there, wire, bytes, NULL, NULL);
-  if (status == REPLAYSSM_BAD_BLOB) { /* cut off, changed on its way, or of another model: the slot is as it was */
+  if (status == REPLAYSSM_ERROR_BAD_BLOB) { /* cut off, changed on its way, or of another model: the slot is as it was */
     puts(replayssm_last_error_message());
     /* ask for it again, or take the tokens in by an extend */
   }
   /* <<< receive */
-  REQUIRE(status == REPLAYSSM_BAD_BLOB);
+  REQUIRE(status == REPLAYSSM_ERROR_BAD_BLOB);
   wire[bytes / 2] ^= 4;
   check(replayssm_restore(elsewhere->slots, &there, wire, bytes, NULL, NULL));
   REQUIRE(position_of(elsewhere, &r) == r.n);

@@ -53,7 +53,7 @@ static void parking(const engine *e) {
   reset.keep_checkpoint = 1;
   check(replayssm_reset(e->slots, &list, &reset, NULL)); /* the old slot with any free ring */
   replayssm_state windows = REPLAYSSM_INIT(replayssm_state);
-  windows.dtype = REPLAYSSM_F32;
+  windows.dtype = REPLAYSSM_DTYPE_F32;
   windows.layer = -1;
   windows.data = last_inputs; /* exported when the request was parked: windows belong to the ring */
   check(replayssm_import(e->conv, &list, NULL, &windows, NULL));
@@ -142,7 +142,7 @@ static void cached_prefixes(const engine *e) {
   /* >>> load */
   replayssm_list from = REPLAYSSM_INIT(replayssm_list);
   from.n = 1;
-  from.place = REPLAYSSM_HOST;
+  from.place = REPLAYSSM_WHERE_HOST;
   from.slots = ids(&cached); /* it stays as it is, for the next one */
   const replayssm_list to = list_of(&s);
   replayssm_copy_args load = REPLAYSSM_INIT(replayssm_copy_args);
@@ -168,7 +168,7 @@ static void parking_by_copy(const engine *e) {
   /* >>> store */
   replayssm_list slot = REPLAYSSM_INIT(replayssm_list);
   slot.n = 1;
-  slot.place = REPLAYSSM_HOST;
+  slot.place = REPLAYSSM_WHERE_HOST;
   slot.slots = ids(&parked);
   replayssm_copy_args store = REPLAYSSM_INIT(replayssm_copy_args);
   store.kind = REPLAYSSM_COPY_STORE; /* all committed tokens, folded; later LOAD, with the position */
@@ -201,7 +201,7 @@ static void forks(const engine *e) {
   const int32_t targets[2] = {beams[0].slot, beams[1].slot}, of_targets[2] = {beams[0].ring, beams[1].ring};
   replayssm_list from = REPLAYSSM_INIT(replayssm_list);
   from.n = 2;
-  from.place = REPLAYSSM_HOST;
+  from.place = REPLAYSSM_WHERE_HOST;
   from.slots = ids(sources), from.rings = ids(of_sources);
   replayssm_list to = from;
   to.slots = ids(targets), to.rings = ids(of_targets);
@@ -260,13 +260,13 @@ static void free_list(const engine *e) {
   int32_t id;
   uint32_t generation;
   const replayssm_status status = replayssm_acquire(e->slots, 1, &id, &generation);
-  if (status == REPLAYSSM_OUT_OF_RANGE) return; /* none is free */
+  if (status == REPLAYSSM_ERROR_OUT_OF_RANGE) return; /* none is free */
   check(status);
   /* ... reset the slot and ring `id` with this generation, run the request, and then: */
   check(replayssm_release(e->slots, 1, &id));
   /* <<< acquire */
   int32_t all[N_RINGS + 1];
-  REQUIRE(replayssm_acquire(e->slots, N_RINGS + 1, all, NULL) == REPLAYSSM_OUT_OF_RANGE);
+  REQUIRE(replayssm_acquire(e->slots, N_RINGS + 1, all, NULL) == REPLAYSSM_ERROR_OUT_OF_RANGE);
 }
 
 static void faults(const engine *e) {

@@ -15,9 +15,9 @@ int main(void) {
   memset(pages, 0xFF, (size_t)(N_SLOTS * page_bytes)); /* NaN */
 
   replayssm_pool_desc mamba = REPLAYSSM_INIT(replayssm_pool_desc);
-  mamba.family = REPLAYSSM_MAMBA2;
+  mamba.family = REPLAYSSM_FAMILY_MAMBA2;
   mamba.n_layers = N_LAYERS;
-  mamba.io = REPLAYSSM_F32;
+  mamba.io = REPLAYSSM_DTYPE_F32;
   mamba.readout = REPLAYSSM_READOUT_EXACT;
   mamba.nheads = NHEADS, mamba.headdim = HEADDIM, mamba.dstate = DSTATE, mamba.ngroups = NGROUPS;
   /* >>> lent */

@@ -50,7 +50,7 @@ int main(void) {
   check(replayssm_reset(e.slots, &list, &reset, NULL));
 
   replayssm_state state = REPLAYSSM_INIT(replayssm_state);
-  state.dtype = REPLAYSSM_F32; /* BF16 and F16 are widened */
+  state.dtype = REPLAYSSM_DTYPE_F32; /* BF16 and F16 are widened */
   state.orientation = REPLAYSSM_STATE_ROW_MAJOR; /* [headdim, dstate]; COL_MAJOR: [dstate, headdim] */
   for (int32_t layer = 0; layer < N_LAYERS; layer++) {
     state.layer = layer; /* or -1 and all layers in one call */
@@ -92,7 +92,7 @@ int main(void) {
   keep.convert = 1;         /* it is fp32: turn it into the pool's format */
   check(replayssm_reset(e.slots, &there, &keep, NULL));
   replayssm_state windows = REPLAYSSM_INIT(replayssm_state);
-  windows.dtype = REPLAYSSM_F32;
+  windows.dtype = REPLAYSSM_DTYPE_F32;
   windows.layer = -1;
   windows.data = last_inputs;
   check(replayssm_import(e.conv, &there, NULL, &windows, NULL)); /* convolution windows are always imported */

@@ -22,9 +22,9 @@ int main(void) {
   s.max_step_tokens = T; /* one sampled token and three drafts */
   CHECK(replayssm_slots_create(context, &s, &slots));
   replayssm_pool_desc p = REPLAYSSM_INIT(replayssm_pool_desc);
-  p.family = REPLAYSSM_MAMBA2;
+  p.family = REPLAYSSM_FAMILY_MAMBA2;
   p.n_layers = LAYERS;
-  p.io = REPLAYSSM_F32;
+  p.io = REPLAYSSM_DTYPE_F32;
   p.nheads = HEADS, p.headdim = DIM, p.dstate = STATE, p.ngroups = 1;
   CHECK(replayssm_layers_create(slots, &p, NULL, 0, &layers));
 
@@ -34,15 +34,15 @@ int main(void) {
   batch.n_rows = ROWS;
   batch.tokens = T;
   batch.slots.data = row_slots;
-  batch.slots.dtype = REPLAYSSM_I32;
+  batch.slots.dtype = REPLAYSSM_DTYPE_I32;
   for (int layer = 0; layer < LAYERS; layer++) {
     replayssm_mamba2_args a = REPLAYSSM_INIT(replayssm_mamba2_args); /* strided views: of row, token, head (group) */
-    a.x = (replayssm_tensor){x, T * HEADS * DIM, HEADS * DIM, DIM, REPLAYSSM_F32, 0};
-    a.B = (replayssm_tensor){B, T * STATE, STATE, STATE, REPLAYSSM_F32, 0};
-    a.C = (replayssm_tensor){C, T * STATE, STATE, STATE, REPLAYSSM_F32, 0};
-    a.dt = (replayssm_tensor){dt, T * HEADS, HEADS, 1, REPLAYSSM_F32, 0};
-    a.A = (replayssm_tensor){A, 0, 0, 1, REPLAYSSM_F32, 0};
-    a.out = (replayssm_tensor){y, T * HEADS * DIM, HEADS * DIM, DIM, REPLAYSSM_F32, 0};
+    a.x = (replayssm_tensor){x, T * HEADS * DIM, HEADS * DIM, DIM, REPLAYSSM_DTYPE_F32, 0};
+    a.B = (replayssm_tensor){B, T * STATE, STATE, STATE, REPLAYSSM_DTYPE_F32, 0};
+    a.C = (replayssm_tensor){C, T * STATE, STATE, STATE, REPLAYSSM_DTYPE_F32, 0};
+    a.dt = (replayssm_tensor){dt, T * HEADS, HEADS, 1, REPLAYSSM_DTYPE_F32, 0};
+    a.A = (replayssm_tensor){A, 0, 0, 1, REPLAYSSM_DTYPE_F32, 0};
+    a.out = (replayssm_tensor){y, T * HEADS * DIM, HEADS * DIM, DIM, REPLAYSSM_DTYPE_F32, 0};
     CHECK(replayssm_mamba2_step(layers, layer, &batch, &a, NULL));
   }
   replayssm_commit_args commit = REPLAYSSM_INIT(replayssm_commit_args);

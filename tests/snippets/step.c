@@ -62,7 +62,7 @@ int main(void) {
       /* >>> accepted */
       const int32_t accepted[3] = {a_kept, 1, c_kept}; /* of each row, the sampled token included: 1 to its tokens */
       replayssm_commit_args commit = REPLAYSSM_INIT(replayssm_commit_args);
-      commit.convention = REPLAYSSM_ACCEPTED;
+      commit.convention = REPLAYSSM_COUNTS_ACCEPTED;
       commit.counts = accepted;
       check(replayssm_commit(e.slots, &batch, &commit, NULL));
       /* <<< accepted */
@@ -71,7 +71,7 @@ int main(void) {
       /* >>> drafts */
       const int32_t drafts[3] = {a_kept - 1, 0, c_kept - 1}; /* drafts accepted: the same less the sampled token */
       replayssm_commit_args commit = REPLAYSSM_INIT(replayssm_commit_args);
-      commit.convention = REPLAYSSM_ACCEPTED_DRAFTS;
+      commit.convention = REPLAYSSM_COUNTS_ACCEPTED_DRAFTS;
       commit.counts = drafts;
       check(replayssm_commit(e.slots, &batch, &commit, NULL));
       /* <<< drafts */
@@ -80,7 +80,7 @@ int main(void) {
       /* >>> rejected */
       const int32_t rejected[3] = {4 - a_kept, 0, 3 - c_kept}; /* tokens at the end of each row that are not to stay */
       replayssm_commit_args commit = REPLAYSSM_INIT(replayssm_commit_args);
-      commit.convention = REPLAYSSM_REJECTED;
+      commit.convention = REPLAYSSM_COUNTS_REJECTED;
       commit.counts = rejected;
       check(replayssm_commit(e.slots, &batch, &commit, NULL));
       /* <<< rejected */
@@ -108,7 +108,7 @@ int main(void) {
   /* >>> rewind */
   const int32_t n = 2; /* up to min_rewind tokens can always be taken back, if steps have committed them */
   const replayssm_status status = replayssm_rewind(e.slots, &list, &n, NULL, NULL);
-  if (status == REPLAYSSM_OUT_OF_RANGE) {
+  if (status == REPLAYSSM_ERROR_OUT_OF_RANGE) {
     recompute = 1; /* deeper than what is held: nothing has happened; begin the request again */
   } else {
     check(status);
@@ -125,7 +125,7 @@ int main(void) {
   }
   expect_plain(&e, &a);
   const int32_t too_many = a.n;
-  REQUIRE(replayssm_rewind(e.slots, &list, &too_many, NULL, NULL) == REPLAYSSM_OUT_OF_RANGE);
+  REQUIRE(replayssm_rewind(e.slots, &list, &too_many, NULL, NULL) == REPLAYSSM_ERROR_OUT_OF_RANGE);
   expect_plain(&e, &a);
 
   /* One descriptor for every mix: what differs between steps is in the arrays. */

@@ -22,9 +22,9 @@ int main() {
   replayssm::Slots slots(context, slots_desc);
 
   auto pool = replayssm::init<replayssm_pool_desc>();
-  pool.family = REPLAYSSM_GDN;
+  pool.family = REPLAYSSM_FAMILY_GDN;
   pool.n_layers = 1;
-  pool.io = REPLAYSSM_F32;
+  pool.io = REPLAYSSM_DTYPE_F32;
   pool.H = H, pool.HV = HV, pool.K = K, pool.V = V;
   const replayssm::Layers layers(slots, pool);
 
@@ -92,7 +92,7 @@ int main() {
   try {
     layers.step(1, batch, args);
   } catch (const replayssm::Error &failure) {
-    thrown = failure.status() == REPLAYSSM_INVALID_ARGUMENT;  // what(): "REPLAYSSM_INVALID_ARGUMENT: layer is 1; expected 0 to 0"
+    thrown = failure.status() == REPLAYSSM_ERROR_INVALID_ARGUMENT;  // what(): "REPLAYSSM_ERROR_INVALID_ARGUMENT: layer is 1; expected 0 to 0"
   }
   // <<< wrapper_error
   REQUIRE(thrown);

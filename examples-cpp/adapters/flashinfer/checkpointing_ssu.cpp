@@ -9,7 +9,7 @@ namespace {
 Status batch_of(const Rows& rows, replayssm_batch* batch) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   if (rows.batch < 0 || rows.batch > most || rows.T < 0 || rows.T > most) {
-    return refuse(REPLAYSSM_INVALID_ARGUMENT, "batch or T is negative or not an int32");
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "batch or T is negative or not an int32");
   }
   if (auto status = expect("state_batch_indices", rows.state_batch_indices, {rows.batch}); !status.ok()) return status;
   *batch = replayssm_init<replayssm_batch>();
@@ -23,8 +23,8 @@ Status batch_of(const Rows& rows, replayssm_batch* batch) {
     return {};
   }
   if (auto status = expect("cu_seqlens", rows.cu_seqlens, {rows.batch + 1}); !status.ok()) return status;
-  if (rows.cu_seqlens.dtype != REPLAYSSM_I32 || rows.cu_seqlens.stride[0] != 1) {
-    return refuse(REPLAYSSM_UNSUPPORTED, "cu_seqlens is not contiguous int32");
+  if (rows.cu_seqlens.dtype != REPLAYSSM_DTYPE_I32 || rows.cu_seqlens.stride[0] != 1) {
+    return refuse(REPLAYSSM_ERROR_UNSUPPORTED, "cu_seqlens is not contiguous int32");
   }
   batch->cu_seqlens = static_cast<const std::int32_t*>(rows.cu_seqlens.data);
   batch->n_tokens = rows.T;
@@ -85,10 +85,10 @@ Status advance(const replayssm_slots* slots, const Rows& rows, const Tensor& num
   replayssm_batch batch;
   if (auto status = batch_of(rows, &batch); !status.ok()) return status;
   auto args = replayssm_init<replayssm_commit_args>();
-  args.convention = REPLAYSSM_ACCEPTED;
+  args.convention = REPLAYSSM_COUNTS_ACCEPTED;
   if (num_accepted) {
     if (auto status = expect("num_accepted", num_accepted, {rows.batch}); !status.ok()) return status;
-    if (num_accepted.dtype != REPLAYSSM_I32) return refuse(REPLAYSSM_UNSUPPORTED, "num_accepted is not int32");
+    if (num_accepted.dtype != REPLAYSSM_DTYPE_I32) return refuse(REPLAYSSM_ERROR_UNSUPPORTED, "num_accepted is not int32");
     if (auto status = listed("num_accepted", num_accepted); !status.ok()) return status;
     args.counts = static_cast<const std::int32_t*>(num_accepted.data);
     args.counts_stride = num_accepted.stride[0];

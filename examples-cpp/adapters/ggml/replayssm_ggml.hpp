@@ -64,7 +64,7 @@ class memory {
   void commit(const int32_t *ids, int32_t n_seqs, int32_t n_tokens, const int32_t *rejected = nullptr) const {
     const auto b = batch(ids, n_seqs, n_tokens);
     auto args = replayssm::init<replayssm_commit_args>();
-    args.convention = REPLAYSSM_REJECTED;
+    args.convention = REPLAYSSM_COUNTS_REJECTED;
     args.counts = is_step(n_tokens) ? rejected : nullptr;
     slots_.commit(b, &args);
     // A prompt is taken in whole. Its last tokens are kept beside the states, and can be taken back.
@@ -78,7 +78,7 @@ class memory {
   bool remove_tail(int32_t cell, int32_t n) const {
     const auto list = replayssm::host_list(&cell, 1);
     const replayssm_status status = replayssm_rewind(slots_.get(), &list, &n, nullptr, nullptr);
-    if (status == REPLAYSSM_OUT_OF_RANGE) return false;
+    if (status == REPLAYSSM_ERROR_OUT_OF_RANGE) return false;
     replayssm::check(status);
     return true;
   }
@@ -164,7 +164,7 @@ class layers {
   // output alone: [head_dim, n_head, n_seq_tokens, n_seqs], without D x and gate, as ggml's. This object must outlive the graph.
   ggml_tensor *ssm_scan(ggml_context *ctx, int32_t layer, ggml_tensor *x, ggml_tensor *dt, ggml_tensor *A, ggml_tensor *B,
                         ggml_tensor *C, ggml_tensor *ids) {
-    GGML_ASSERT(desc_.family == REPLAYSSM_MAMBA2);
+    GGML_ASSERT(desc_.family == REPLAYSSM_FAMILY_MAMBA2);
     GGML_ASSERT(x->ne[0] == desc_.headdim && x->ne[1] == desc_.nheads);
     GGML_ASSERT(B->ne[0] == desc_.dstate && B->ne[1] == desc_.ngroups && ggml_are_same_shape(B, C));
     GGML_ASSERT(B->ne[2] == x->ne[2] && B->ne[3] == x->ne[3]);
@@ -178,10 +178,10 @@ class layers {
   // [head_size, n_head_v, n_seq_tokens, n_seqs].
   ggml_tensor *gated_delta_net(ggml_context *ctx, int32_t layer, ggml_tensor *q, ggml_tensor *k, ggml_tensor *v, ggml_tensor *g,
                                ggml_tensor *beta, ggml_tensor *ids) {
-    GGML_ASSERT(desc_.family == REPLAYSSM_GDN || desc_.family == REPLAYSSM_KDA);
+    GGML_ASSERT(desc_.family == REPLAYSSM_FAMILY_GDN || desc_.family == REPLAYSSM_FAMILY_KDA);
     GGML_ASSERT(q->ne[0] == desc_.K && q->ne[1] == desc_.H && ggml_are_same_shape(q, k));
     GGML_ASSERT(v->ne[0] == desc_.V && v->ne[1] == desc_.HV);
-    GGML_ASSERT(g->ne[0] == (desc_.family == REPLAYSSM_KDA ? desc_.K : 1) && beta->ne[0] == 1);
+    GGML_ASSERT(g->ne[0] == (desc_.family == REPLAYSSM_FAMILY_KDA ? desc_.K : 1) && beta->ne[0] == 1);
     for (const ggml_tensor *t : {q, g, beta}) GGML_ASSERT(t->ne[2] == v->ne[2] && t->ne[3] == v->ne[3]);
     for (const ggml_tensor *t : {g, beta}) GGML_ASSERT(t->ne[1] == desc_.HV);
     return custom(ctx, layer, v, {q, k, v, g, beta, ids}, compute_gated_delta_net);
@@ -203,7 +203,7 @@ class layers {
 
   static replayssm_pool_desc mamba2_desc(const mamba2_shape &shape, int32_t n_layers, const precision &p) {
     auto desc = desc_of(n_layers, p);
-    desc.family = REPLAYSSM_MAMBA2;
+    desc.family = REPLAYSSM_FAMILY_MAMBA2;
     desc.nheads = shape.n_head;
     desc.headdim = shape.head_dim;
     desc.dstate = shape.d_state;
@@ -212,7 +212,7 @@ class layers {
   }
   static replayssm_pool_desc delta_desc(const delta_shape &shape, int32_t n_layers, const precision &p) {
     auto desc = desc_of(n_layers, p);
-    desc.family = shape.kda ? REPLAYSSM_KDA : REPLAYSSM_GDN;
+    desc.family = shape.kda ? REPLAYSSM_FAMILY_KDA : REPLAYSSM_FAMILY_GDN;
     desc.H = shape.n_head_k;
     desc.HV = shape.n_head_v;
     desc.K = desc.V = shape.head_size;
@@ -222,7 +222,7 @@ class layers {
   static replayssm_pool_desc desc_of(int32_t n_layers, const precision &p) {
     auto desc = replayssm::init<replayssm_pool_desc>();
     desc.n_layers = n_layers;
-    desc.io = REPLAYSSM_F32;
+    desc.io = REPLAYSSM_DTYPE_F32;
     desc.format = p.format;
     desc.readout = p.readout;
     return desc;
@@ -261,7 +261,7 @@ class layers {
   // ggml's strides are in bytes; which of its axes are row, token and head, the caller says.
   static replayssm_tensor view(const ggml_tensor *t, int row, int token, int head) {
     const auto stride = [t](int axis) { return static_cast<int64_t>(t->nb[axis] / sizeof(float)); };
-    return replayssm::view(t->data, REPLAYSSM_F32, {stride(row), stride(token), stride(head)});
+    return replayssm::view(t->data, REPLAYSSM_DTYPE_F32, {stride(row), stride(token), stride(head)});
   }
   static replayssm_tensor view(const ggml_tensor *t) { return view(t, 3, 2, 1); }
 

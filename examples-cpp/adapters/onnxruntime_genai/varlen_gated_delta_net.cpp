@@ -9,20 +9,20 @@ Status inside(const Interval& i) {
       i.rows <= i.slots.capacity - i.first) {
     return {};
   }
-  return refuse(REPLAYSSM_INVALID_ARGUMENT, "slots " + std::to_string(i.first) + " and " + std::to_string(i.rows) +
+  return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "slots " + std::to_string(i.first) + " and " + std::to_string(i.rows) +
                                                 " rows in bank " + std::to_string(i.bank) + "; expected an interval of " +
                                                 std::to_string(i.slots.capacity) + " slots in bank 0 or 1");
 }
 
 replayssm_ids slots_of(const Interval& i) {
   const std::int64_t first = std::int64_t{i.bank} * i.slots.capacity + i.first;
-  return ids(i.slots.numbers + first, REPLAYSSM_I32, 1);
+  return ids(i.slots.numbers + first, REPLAYSSM_DTYPE_I32, 1);
 }
 
 replayssm_list list_of(const Interval& i) {
   auto list = replayssm_init<replayssm_list>();
   list.n = i.rows;
-  list.place = REPLAYSSM_DEVICE;
+  list.place = REPLAYSSM_WHERE_DEVICE;
   list.slots = slots_of(i);
   return list;
 }
@@ -64,7 +64,7 @@ Status present_from_past(const replayssm_slots* handle, const Interval& past, In
 Status varlen_gated_delta_net(const Layer& state, const Shape& s, const Interval& interval, const Node& node,
                               const replayssm_exec* exec) {
   if (auto status = inside(interval); !status.ok()) return status;
-  if (interval.cu_seqlens == nullptr) return refuse(REPLAYSSM_INVALID_ARGUMENT, "cu_seqlens is null; expected [rows + 1]");
+  if (interval.cu_seqlens == nullptr) return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "cu_seqlens is null; expected [rows + 1]");
   const auto batch = batch_of(interval);
   auto args = replayssm_init<replayssm_delta_args>();
   args.q = view(node.q, node.io, 0, std::int64_t{s.H} * s.K, s.K);
@@ -72,8 +72,8 @@ Status varlen_gated_delta_net(const Layer& state, const Shape& s, const Interval
   args.v = view(node.v, node.io, 0, std::int64_t{s.HV} * s.V, s.V);
   args.g = view(node.decay, node.gates, 0, s.HV, 1);
   args.beta = view(node.beta, node.gates, 0, s.HV, 1);
-  args.A_log = view(node.A_log, REPLAYSSM_F32, 0, 0, 1);
-  args.dt_bias = view(node.dt_bias, REPLAYSSM_F32, 0, 0, 1);
+  args.A_log = view(node.A_log, REPLAYSSM_DTYPE_F32, 0, 0, 1);
+  args.dt_bias = view(node.dt_bias, REPLAYSSM_DTYPE_F32, 0, 0, 1);
   args.scale = node.scale;
   args.out = view(node.out, node.out_type, 0, std::int64_t{s.HV} * s.V, s.V);
   return check(replayssm_delta_step(state.pool, state.index, &batch, &args, exec));
@@ -83,7 +83,7 @@ Status commit(const replayssm_slots* handle, const Interval& interval, const std
   if (auto status = inside(interval); !status.ok()) return status;
   const auto batch = batch_of(interval);
   auto args = replayssm_init<replayssm_commit_args>();
-  args.convention = REPLAYSSM_ACCEPTED;
+  args.convention = REPLAYSSM_COUNTS_ACCEPTED;
   args.counts = kept;
   return check(replayssm_commit(handle, &batch, &args, exec));
 }

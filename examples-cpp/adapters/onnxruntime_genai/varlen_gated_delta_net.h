@@ -36,7 +36,7 @@ struct Node {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *decay = nullptr, *beta = nullptr;
   const float *A_log = nullptr, *dt_bias = nullptr;
   void* out = nullptr;
-  replayssm_dtype io = REPLAYSSM_BF16, out_type = REPLAYSSM_BF16, gates = REPLAYSSM_F32;
+  replayssm_dtype io = REPLAYSSM_DTYPE_BF16, out_type = REPLAYSSM_DTYPE_BF16, gates = REPLAYSSM_DTYPE_F32;
   float scale = 0;  // 0: 1 / sqrt(K)
 };
 

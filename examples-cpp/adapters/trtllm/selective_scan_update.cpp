@@ -6,12 +6,12 @@ namespace {
 
 Status batch_of(const Params& p, replayssm_batch* batch) {
   if (p.slot_mapping_ptr == nullptr) {
-    return refuse(REPLAYSSM_INVALID_ARGUMENT, "slot_mapping_ptr is null; expected slot ids, 0, 1, 2 and so on where rows are slots");
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "slot_mapping_ptr is null; expected slot ids, 0, 1, 2 and so on where rows are slots");
   }
   *batch = replayssm_init<replayssm_batch>();
   batch->n_rows = p.batch;
   batch->tokens = p.tokens;
-  batch->slots = ids(p.slot_mapping_ptr, REPLAYSSM_I32, 1);
+  batch->slots = ids(p.slot_mapping_ptr, REPLAYSSM_DTYPE_I32, 1);
   return {};
 }
 
@@ -66,7 +66,7 @@ Status hand_back_states(const Layer& state, const std::int32_t* slots, std::int3
 
 Status selective_scan_update(const Layer& state, const Params& p, replayssm_stream stream) {
   if (p.nheads < 1 || p.ngroups < 1 || p.dim % p.nheads != 0) {
-    return refuse(REPLAYSSM_INVALID_ARGUMENT, "dim is " + std::to_string(p.dim) + " with " + std::to_string(p.nheads) + " heads and " +
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "dim is " + std::to_string(p.dim) + " with " + std::to_string(p.nheads) + " heads and " +
                                                   std::to_string(p.ngroups) + " groups; expected a multiple of nheads, and groups");
   }
   replayssm_batch batch;
@@ -75,12 +75,12 @@ Status selective_scan_update(const Layer& state, const Params& p, replayssm_stre
   const std::int64_t T = p.tokens, dim = p.dim, headdim = dim / p.nheads, BC = std::int64_t{p.ngroups} * p.dstate;
   const std::int64_t dt_padded = (std::int64_t{p.nheads} + 7) / 8 * 8;
   const std::int64_t xBC = dim + 2 * BC, projected = (p.z_ptr != nullptr ? dim : 0) + xBC + dt_padded;
-  const std::int64_t element = p.input_type == REPLAYSSM_F32 ? 4 : 2;
+  const std::int64_t element = p.input_type == REPLAYSSM_DTYPE_F32 ? 4 : 2;
   const auto packed = [&](const void* row, std::int64_t first, std::int64_t pitch, std::int64_t head) {
     const auto* at = row == nullptr ? nullptr : static_cast<const char*>(row) + first * element;
     return view(at, p.input_type, T * pitch, pitch, head);
   };
-  const auto parameter = [](const void* data) { return view(data, REPLAYSSM_F32, 0, 0, 1); };
+  const auto parameter = [](const void* data) { return view(data, REPLAYSSM_DTYPE_F32, 0, 0, 1); };
   auto args = replayssm_init<replayssm_mamba2_args>();
   args.no_softplus = p.delta_softplus ? 0 : 1;
   args.x = packed(p.u_ptr, 0, xBC, headdim);
@@ -101,7 +101,7 @@ Status update_mamba_states(const replayssm_slots* handle, const Params& params, 
   replayssm_batch batch;
   if (auto status = batch_of(params, &batch); !status.ok()) return status;
   auto args = replayssm_init<replayssm_commit_args>();
-  args.convention = REPLAYSSM_ACCEPTED;
+  args.convention = REPLAYSSM_COUNTS_ACCEPTED;
   args.counts = num_accepted_tokens;
   const auto exec = on(stream);
   return check(replayssm_commit(handle, &batch, &args, &exec));

@@ -21,7 +21,7 @@ namespace adapters::trtllm {
 struct Params {
   std::int32_t batch = 0, dim = 0, dstate = 0, nheads = 0, ngroups = 0;
   std::int32_t tokens = 1;  // of every row: 1 + drafts
-  replayssm_dtype input_type = REPLAYSSM_BF16, output_type = REPLAYSSM_BF16;
+  replayssm_dtype input_type = REPLAYSSM_DTYPE_BF16, output_type = REPLAYSSM_DTYPE_BF16;
   bool delta_softplus = true;
   const void* A_ptr = nullptr;           // fp32 [nheads]
   const void* BC_ptr = nullptr;

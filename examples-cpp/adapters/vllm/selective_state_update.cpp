@@ -9,20 +9,20 @@ namespace {
 Status batch_of(const Metadata& m, replayssm_batch* batch) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   if (!m.state_batch_indices) {
-    return refuse(REPLAYSSM_INVALID_ARGUMENT, "state_batch_indices is absent; expected slot ids, 0, 1, 2 and so on where rows are slots");
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "state_batch_indices is absent; expected slot ids, 0, 1, 2 and so on where rows are slots");
   }
-  if (m.cu_seqlens && m.cu_seqlens.dtype != REPLAYSSM_I32) {
-    return refuse(REPLAYSSM_UNSUPPORTED, "cu_seqlens is not int32");
+  if (m.cu_seqlens && m.cu_seqlens.dtype != REPLAYSSM_DTYPE_I32) {
+    return refuse(REPLAYSSM_ERROR_UNSUPPORTED, "cu_seqlens is not int32");
   }
   if (m.cu_seqlens && (m.cu_seqlens.size[0] < 1 || m.cu_seqlens.stride[0] != 1)) {
-    return refuse(REPLAYSSM_INVALID_ARGUMENT, "cu_seqlens is empty or not contiguous; expected [rows + 1]");
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "cu_seqlens is empty or not contiguous; expected [rows + 1]");
   }
   const std::int64_t rows = m.cu_seqlens ? m.cu_seqlens.size[0] - 1 : m.num_tokens;
   if (rows < 0 || rows > most || m.null_block_id < -most || m.null_block_id > most) {
-    return refuse(REPLAYSSM_INVALID_ARGUMENT, "rows or null_block_id is not an int32");
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "rows or null_block_id is not an int32");
   }
   const auto too_few = [rows](const char* name, const Tensor& tensor) {
-    return refuse(REPLAYSSM_INVALID_ARGUMENT,
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT,
                   std::string(name) + " has " + std::to_string(tensor.size[0]) + " rows; expected at least " + std::to_string(rows));
   };
   if (m.state_batch_indices.size[0] < rows) return too_few("state_batch_indices", m.state_batch_indices);
@@ -113,11 +113,11 @@ Status commit(const replayssm_slots* slots, const Metadata& metadata, const Tens
   replayssm_batch batch;
   if (auto status = batch_of(metadata, &batch); !status.ok()) return status;
   auto args = replayssm_init<replayssm_commit_args>();
-  args.convention = REPLAYSSM_ACCEPTED;
+  args.convention = REPLAYSSM_COUNTS_ACCEPTED;
   if (num_accepted_tokens) {
-    if (num_accepted_tokens.dtype != REPLAYSSM_I32) return refuse(REPLAYSSM_UNSUPPORTED, "num_accepted_tokens is not int32");
+    if (num_accepted_tokens.dtype != REPLAYSSM_DTYPE_I32) return refuse(REPLAYSSM_ERROR_UNSUPPORTED, "num_accepted_tokens is not int32");
     if (num_accepted_tokens.size[0] < batch.n_rows) {
-      return refuse(REPLAYSSM_INVALID_ARGUMENT, "num_accepted_tokens has " + std::to_string(num_accepted_tokens.size[0]) +
+      return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "num_accepted_tokens has " + std::to_string(num_accepted_tokens.size[0]) +
                                                     " rows; expected at least " + std::to_string(batch.n_rows));
     }
     if (auto status = listed("num_accepted_tokens", num_accepted_tokens); !status.ok()) return status;

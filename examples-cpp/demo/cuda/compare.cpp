@@ -219,7 +219,7 @@ GpuResult compare_on_gpu(const GpuTask& task) {
     const replayssm_status status = replayssm_context_create(&desc, &context);
     replayssm_context_destroy(context);
     // A library without the CUDA backend, or without kernels for this device: its sentence says so.
-    if (status == REPLAYSSM_NO_CUDA || status == REPLAYSSM_NO_CODE_FOR_ARCH) throw Unavailable(replayssm_last_error_message());
+    if (status == REPLAYSSM_ERROR_NO_CUDA || status == REPLAYSSM_ERROR_NO_CODE_FOR_ARCH) throw Unavailable(replayssm_last_error_message());
     replayssm::check(status);
   } catch (const Unavailable& why) {
     std::printf("\nNo GPU is used: %s.\n", why.what());

@@ -225,8 +225,8 @@ replayssm::Strides strides(const replayssm_batch& batch, int token, int head) {
 void GpuModel::convolve(const replayssm_batch& batch, Family family, std::int32_t layer, const std::uint16_t* packed,
                         int channels, int stride, const Buffer<std::uint16_t>& weight, const Buffer<float>* bias) {
   auto args = replayssm::init<replayssm_conv1d_args>();
-  args.x = args.out = replayssm::view(packed, REPLAYSSM_BF16, strides(batch, stride, channels));
-  args.weight = replayssm::view(weight.get(), REPLAYSSM_BF16, {0, 0, weights_.host.config.conv_width});
+  args.x = args.out = replayssm::view(packed, REPLAYSSM_DTYPE_BF16, strides(batch, stride, channels));
+  args.weight = replayssm::view(weight.get(), REPLAYSSM_DTYPE_BF16, {0, 0, weights_.host.config.conv_width});
   if (bias != nullptr) args.bias = replayssm::view(bias->get(), {0, 0, 1});
   call(pools_[family].windows, layer, batch, args);
 }
@@ -240,14 +240,14 @@ void GpuModel::mamba(const replayssm_batch& batch, const DeviceMamba& w, std::in
   convolve(batch, MAMBA2, layer, xbc, c.conv_channels, packed, w.conv_weight, &w.conv_bias);
 
   auto args = replayssm::init<replayssm_mamba2_args>();
-  args.x = replayssm::view(xbc, REPLAYSSM_BF16, strides(batch, packed, c.headdim));
-  args.B = replayssm::view(xbc + c.d_inner, REPLAYSSM_BF16, strides(batch, packed, c.dstate));
-  args.C = replayssm::view(xbc + c.d_inner + c.ngroups * c.dstate, REPLAYSSM_BF16, strides(batch, packed, c.dstate));
+  args.x = replayssm::view(xbc, REPLAYSSM_DTYPE_BF16, strides(batch, packed, c.headdim));
+  args.B = replayssm::view(xbc + c.d_inner, REPLAYSSM_DTYPE_BF16, strides(batch, packed, c.dstate));
+  args.C = replayssm::view(xbc + c.d_inner + c.ngroups * c.dstate, REPLAYSSM_DTYPE_BF16, strides(batch, packed, c.dstate));
   args.dt = replayssm::view(proj_.get() + packed, strides(batch, projected, 1));
   args.A = replayssm::view(w.A.get(), {0, 0, 1});
   args.dt_bias = replayssm::view(w.dt_bias.get(), {0, 0, 1});
   args.D = replayssm::view(w.D.get(), {0, 0, 1});
-  args.z = replayssm::view(z, REPLAYSSM_BF16, strides(batch, packed, c.headdim));
+  args.z = replayssm::view(z, REPLAYSSM_DTYPE_BF16, strides(batch, packed, c.headdim));
   args.out = replayssm::view(y_.get(), strides(batch, c.d_inner, c.headdim));
   call(pools_[MAMBA2].states, layer, batch, args);
   add_projected(w.out_proj, n, &w.gate_norm);
@@ -271,9 +271,9 @@ void GpuModel::delta(const replayssm_batch& batch, const DeviceDelta& w, Family 
   }
 
   auto args = replayssm::init<replayssm_delta_args>();
-  args.q = replayssm::view(qkv, REPLAYSSM_BF16, strides(batch, channels, dims.K));
-  args.k = replayssm::view(qkv + dims.H * dims.K, REPLAYSSM_BF16, strides(batch, channels, dims.K));
-  args.v = replayssm::view(qkv + 2 * dims.H * dims.K, REPLAYSSM_BF16, strides(batch, channels, dims.V));
+  args.q = replayssm::view(qkv, REPLAYSSM_DTYPE_BF16, strides(batch, channels, dims.K));
+  args.k = replayssm::view(qkv + dims.H * dims.K, REPLAYSSM_DTYPE_BF16, strides(batch, channels, dims.K));
+  args.v = replayssm::view(qkv + 2 * dims.H * dims.K, REPLAYSSM_DTYPE_BF16, strides(batch, channels, dims.V));
   args.g = replayssm::view(a, strides(batch, a_stride, per_channel ? dims.K : 1));
   args.beta = replayssm::view(b, strides(batch, projected, 1));
   args.A_log = replayssm::view(w.A_log.get(), {0, 0, 1});

@@ -32,7 +32,7 @@ static replayssm_status conv_step(const replayssm_batch *batch, const replayssm_
 #define BAD_TENSOR(BAD, field)                                               \
   do {                                                                       \
     BAD(field.dtype = 0, INVALID, "args." #field);                           \
-    BAD(field.dtype = REPLAYSSM_I64, INVALID, "args." #field);               \
+    BAD(field.dtype = REPLAYSSM_DTYPE_I64, INVALID, "args." #field);               \
     BAD(field.dtype = 77, UNSUPPORTED, "args." #field);                      \
     BAD(field.reserved = 1, UNSUPPORTED, "args." #field);                    \
     BAD(field.data = ODD(data), INVALID, "args." #field ".data");            \
@@ -77,7 +77,7 @@ void calls(void) {
   BAD_BATCH(slots.data = NULL, INVALID, "batch.slots");
   BAD_BATCH(slots.data = ODD(ids), INVALID, "batch.slots");
   BAD_BATCH(slots.dtype = 0, INVALID, "batch.slots");
-  BAD_BATCH(slots.dtype = REPLAYSSM_F32, INVALID, "batch.slots");
+  BAD_BATCH(slots.dtype = REPLAYSSM_DTYPE_F32, INVALID, "batch.slots");
   BAD_BATCH(slots.dtype = 99, UNSUPPORTED, "batch.slots");
   BAD_BATCH(slots.stride = INT64_MAX, INVALID, "batch.slots");
   BAD_BATCH(slots.stride = INT64_MIN, INVALID, "batch.slots");
@@ -85,7 +85,7 @@ void calls(void) {
   batch.rings = good_ids(two_slots);
 #define BAD_RINGS(assignment, status) SPOIL(replayssm_batch, batch, assignment, status, "batch.rings", step(&d, &args))
   BAD_RINGS(rings.data = ODD(ids), INVALID);
-  BAD_RINGS(rings.dtype = REPLAYSSM_BF16, INVALID);
+  BAD_RINGS(rings.dtype = REPLAYSSM_DTYPE_BF16, INVALID);
   BAD_RINGS(rings.dtype = -1, UNSUPPORTED);
   BAD_RINGS(rings.stride = INT64_MAX / 2, INVALID);
   batch = good_batch();
@@ -120,10 +120,10 @@ void calls(void) {
   BAD_ARGS(dt.data = NULL, INVALID, "args.dt");
   BAD_ARGS(A.data = NULL, INVALID, "args.A");
   BAD_ARGS(out.data = NULL, INVALID, "args.out");
-  BAD_ARGS(x.dtype = REPLAYSSM_BF16, INVALID, "args.x.dtype");
-  BAD_ARGS(B.dtype = REPLAYSSM_F16, INVALID, "args.B.dtype");
-  BAD_ARGS(z.dtype = REPLAYSSM_BF16, INVALID, "args.z.dtype");
-  BAD_ARGS(out.dtype = REPLAYSSM_BF16, INVALID, "args.out.dtype");
+  BAD_ARGS(x.dtype = REPLAYSSM_DTYPE_BF16, INVALID, "args.x.dtype");
+  BAD_ARGS(B.dtype = REPLAYSSM_DTYPE_F16, INVALID, "args.B.dtype");
+  BAD_ARGS(z.dtype = REPLAYSSM_DTYPE_BF16, INVALID, "args.z.dtype");
+  BAD_ARGS(out.dtype = REPLAYSSM_DTYPE_BF16, INVALID, "args.out.dtype");
   BAD_ARGS(out.stride_head = 0, INVALID, "args.out.stride_head");
   BAD_ARGS(out.stride_token = DIM - 1, INVALID, "args.out.stride_token");
   BAD_ARGS(out.stride_row = 0, INVALID, "args.out.stride_row");
@@ -143,7 +143,7 @@ void calls(void) {
   BAD_CONV_ARGS(no_silu = 2, UNSUPPORTED, "args.no_silu");
 
   BAD_EXEC(flags = 1, UNSUPPORTED, "exec.flags");
-  BAD_EXEC(stream = (replayssm_stream)(uintptr_t)64, REPLAYSSM_WRONG_STREAM, "exec.stream");
+  BAD_EXEC(stream = (replayssm_stream)(uintptr_t)64, REPLAYSSM_ERROR_WRONG_STREAM, "exec.stream");
   BAD_EXEC(n_parts = -1, INVALID, "exec.n_parts");
   BAD_EXEC(part = 1, INVALID, "exec.part");
   BAD_EXEC(part = -1, INVALID, "exec.part");
@@ -188,10 +188,10 @@ void delta_calls(void) {
   BAD_DELTA_ARGS(g.data = NULL, INVALID, "args.g");
   BAD_DELTA_ARGS(beta.data = NULL, INVALID, "args.beta");
   BAD_DELTA_ARGS(out.data = NULL, INVALID, "args.out");
-  BAD_DELTA_ARGS(q.dtype = REPLAYSSM_BF16, INVALID, "args.q.dtype");
-  BAD_DELTA_ARGS(k.dtype = REPLAYSSM_F16, INVALID, "args.k.dtype");
-  BAD_DELTA_ARGS(v.dtype = REPLAYSSM_BF16, INVALID, "args.v.dtype");
-  BAD_DELTA_ARGS(out.dtype = REPLAYSSM_F16, INVALID, "args.out.dtype");
+  BAD_DELTA_ARGS(q.dtype = REPLAYSSM_DTYPE_BF16, INVALID, "args.q.dtype");
+  BAD_DELTA_ARGS(k.dtype = REPLAYSSM_DTYPE_F16, INVALID, "args.k.dtype");
+  BAD_DELTA_ARGS(v.dtype = REPLAYSSM_DTYPE_BF16, INVALID, "args.v.dtype");
+  BAD_DELTA_ARGS(out.dtype = REPLAYSSM_DTYPE_F16, INVALID, "args.out.dtype");
   BAD_DELTA_ARGS(out.stride_head = 0, INVALID, "args.out.stride_head");
   BAD_DELTA_ARGS(out.stride_token = DIM - 1, INVALID, "args.out.stride_token");
   BAD_DELTA_ARGS(out.stride_row = 0, INVALID, "args.out.stride_row");
@@ -220,7 +220,7 @@ void delta_calls(void) {
   /* GDN has one decay per head, and a 16-bit state has no room for the fp32 one that a reset would convert. */
   replayssm_pool_desc desc = good_delta();
   replayssm_layers *gdn = NULL;
-  desc.family = REPLAYSSM_GDN;
+  desc.family = REPLAYSSM_FAMILY_GDN;
   desc.format = REPLAYSSM_FORMAT_BF16;
   WORKS(replayssm_layers_create(slots, &desc, NULL, 0, &gdn));
   FAILS(INVALID, "args.gate is REPLAYSSM_GATE_LOWER_BOUND", replayssm_delta_step(gdn, 0, &batch, &args, NULL));
@@ -274,7 +274,7 @@ void lists(void) {
   BAD_LIST(reserved = 1, UNSUPPORTED, "list.reserved");
   BAD_LIST(slots.data = NULL, INVALID, "list.slots");
   BAD_LIST(slots.data = ODD(ids), INVALID, "list.slots");
-  BAD_LIST(slots.dtype = REPLAYSSM_F32, INVALID, "list.slots");
+  BAD_LIST(slots.dtype = REPLAYSSM_DTYPE_F32, INVALID, "list.slots");
   BAD_LIST(slots.data = beyond_slots, INVALID, "list.slots[1]");
   BAD_LIST(rings = good_ids(beyond_rings), INVALID, "list.rings[1]");
   BAD_LIST(slots = good_ids(beyond_rings), INVALID, "list.rings[1]");
@@ -335,7 +335,7 @@ void lists(void) {
   WORKS(replayssm_conv1d_step(conv, 1, &batch, &conv_args, NULL));
   WORKS(replayssm_commit(slots, &batch, NULL, NULL));
   CHECK(position_of(0) == 2 && position_of(1) == 2);
-  FAILS(REPLAYSSM_OUT_OF_RANGE, "n[1] is 4", replayssm_rewind(slots, &list, n, NULL, NULL));
+  FAILS(REPLAYSSM_ERROR_OUT_OF_RANGE, "n[1] is 4", replayssm_rewind(slots, &list, n, NULL, NULL));
   FAILS(INVALID, "n[1]", replayssm_rewind(slots, &list, below, done, NULL));
   FAILS(INVALID, "n is NULL", replayssm_rewind(slots, &list, NULL, done, NULL));
   FAILS(INVALID, "n is", replayssm_rewind(slots, &list, (const int32_t *)ODD(n), done, NULL));
@@ -478,7 +478,7 @@ void device_faults(void) {
   WORKS(step(&batch, &args));
   FAULT(REPLAYSSM_FAULT_ID, 1, INT32_MAX, 0);
   batch.slots.data = huge64;
-  batch.slots.dtype = REPLAYSSM_I64;
+  batch.slots.dtype = REPLAYSSM_DTYPE_I64;
   WORKS(step(&batch, &args));
   FAULT(REPLAYSSM_FAULT_ID, 1, INT64_MAX, 0);
   batch.slots = good_ids(negative);
@@ -520,7 +520,7 @@ void device_faults(void) {
   CHECK(out[0] != poison && out[LAYERS * HEADS * DIM * STATE] == poison);
 
   WORKS(replayssm_reset(slots, &list, NULL, NULL));
-  list.place = REPLAYSSM_DEVICE;
+  list.place = REPLAYSSM_WHERE_DEVICE;
   list.slots = good_ids(beyond);
   WORKS(replayssm_reset(slots, &list, NULL, NULL));
   WORKS(replayssm_check(slots, 1, &report));
@@ -567,12 +567,12 @@ static void texts(void) {
     CHECK(strcmp(whole, part) == 0);
     for (size_t capacity = 1; capacity <= length; capacity += capacity < 8 || capacity > length - 8 ? 1 : 13) {
       memset(part, 0x5A, sizeof part);
-      FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is", replayssm_explain(pools[p], 3, 4, part, capacity));
+      FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, "capacity is", replayssm_explain(pools[p], 3, 4, part, capacity));
       CHECK(strlen(part) == capacity - 1 && memcmp(part, whole, capacity - 1) == 0 && part[capacity] == 0x5A);
     }
     char needed[64];
     snprintf(needed, sizeof needed, "capacity is 0; at least %zu", length + 1);
-    FAILS(REPLAYSSM_BUFFER_TOO_SMALL, needed, replayssm_explain(pools[p], 3, 4, NULL, 0));
+    FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, needed, replayssm_explain(pools[p], 3, 4, NULL, 0));
     FAILS(INVALID, "text is NULL", replayssm_explain(pools[p], 3, 4, NULL, 1));
     FAILS(INVALID, "batch is 0", replayssm_explain(pools[p], 0, 4, part, sizeof part));
     FAILS(INVALID, "batch is -1", replayssm_explain(pools[p], -1, 4, part, sizeof part));
@@ -608,7 +608,7 @@ static void plans_and_blobs(void) {
   WORKS(replayssm_plan(&s, &p, 1, NULL, &info));
   CHECK(info.checkpoint_bytes > 0 && info.slots_in_budget == -1);
   memset(components, 0x5A, sizeof components);
-  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 4; at least 5", replayssm_plan_components(&s, &p, components, 4, &n));
+  FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, "capacity is 4; at least 5", replayssm_plan_components(&s, &p, components, 4, &n));
   CHECK(n == 5);
   FAILS(INVALID, "n is NULL", replayssm_plan_components(&s, &p, components, 8, NULL));
   for (size_t i = 0; i < sizeof components; i++) CHECK(((unsigned char *)components)[i] == 0x5A);
@@ -623,7 +623,7 @@ static void plans_and_blobs(void) {
   memset(blob, 0x5A, sizeof blob);
   FAILS(UNSUPPORTED, "kind is 99", replayssm_save(slots, &l, 99, blob, sizeof blob, NULL));
   FAILS(INVALID, "blob is NULL", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, NULL, sizeof blob, NULL));
-  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, bytes - 1, NULL));
+  FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, "capacity is", replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, bytes - 1, NULL));
   for (size_t i = 0; i < sizeof blob; i++) CHECK(blob[i] == 0x5A);
 #define BAD_PLACE(assignment, word)                                                                 \
   do {                                                                                              \
@@ -635,7 +635,7 @@ static void plans_and_blobs(void) {
   const int32_t none[1] = {-1}, high[1] = {SLOTS};
   BAD_PLACE(n = 0, "list.n is 0");
   BAD_PLACE(n = 2, "list.n is 2");
-  BAD_PLACE(place = REPLAYSSM_DEVICE, "list.place");
+  BAD_PLACE(place = REPLAYSSM_WHERE_DEVICE, "list.place");
   BAD_PLACE(slots = good_ids(none), "list.slots[0] is -1");
   BAD_PLACE(slots = good_ids(high), "list.slots[0] is 4");
   BAD_PLACE(rings = good_ids(high), "list.rings[0] is 4");
@@ -645,9 +645,9 @@ static void plans_and_blobs(void) {
   WORKS(replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, blob, sizeof blob, NULL));
   CHECK(blob[bytes] == 0x5A);
   FAILS(INVALID, "blob is NULL", replayssm_restore(slots, &l, NULL, bytes, NULL, NULL));
-  FAILS(REPLAYSSM_BAD_BLOB, "bytes is 18446744073709551615", replayssm_restore(slots, &l, blob, UINT64_MAX, NULL, NULL));
-  FAILS(REPLAYSSM_BAD_BLOB, "bytes is 0", replayssm_restore(slots, &l, blob, 0, NULL, NULL));
-  FAILS(REPLAYSSM_BAD_BLOB, "bytes is", replayssm_restore(slots, &l, blob, bytes - 1, NULL, NULL));
+  FAILS(REPLAYSSM_ERROR_BAD_BLOB, "bytes is 18446744073709551615", replayssm_restore(slots, &l, blob, UINT64_MAX, NULL, NULL));
+  FAILS(REPLAYSSM_ERROR_BAD_BLOB, "bytes is 0", replayssm_restore(slots, &l, blob, 0, NULL, NULL));
+  FAILS(REPLAYSSM_ERROR_BAD_BLOB, "bytes is", replayssm_restore(slots, &l, blob, bytes - 1, NULL, NULL));
   replayssm_restore_args args = REPLAYSSM_INIT(replayssm_restore_args);
   args.reserved = 1;
   FAILS(UNSUPPORTED, "restore_args.reserved", replayssm_restore(slots, &l, blob, bytes, &args, NULL));
@@ -668,8 +668,8 @@ void ids_and_buffers(void) {
   uint32_t generations[4] = {77, 77, 77, 77};
   int32_t n = 77;
   replayssm_component components[8];
-  FAILS(REPLAYSSM_OUT_OF_RANGE, "n is 4", replayssm_acquire(slots, 4, taken, generations));
-  FAILS(REPLAYSSM_OUT_OF_RANGE, "n is 2147483647", replayssm_acquire(slots, INT32_MAX, taken, generations));
+  FAILS(REPLAYSSM_ERROR_OUT_OF_RANGE, "n is 4", replayssm_acquire(slots, 4, taken, generations));
+  FAILS(REPLAYSSM_ERROR_OUT_OF_RANGE, "n is 2147483647", replayssm_acquire(slots, INT32_MAX, taken, generations));
   FAILS(INVALID, "n is -1", replayssm_acquire(slots, -1, taken, generations));
   FAILS(INVALID, "ids is NULL", replayssm_acquire(slots, 1, NULL, generations));
   FAILS(INVALID, "ids is", replayssm_acquire(slots, 1, (int32_t *)ODD(taken), generations));
@@ -677,7 +677,7 @@ void ids_and_buffers(void) {
   for (int i = 0; i < 4; i++) CHECK(taken[i] == 77 && generations[i] == 77);
   WORKS(replayssm_acquire(slots, RINGS, taken, generations));
   CHECK(taken[0] == 0 && taken[1] == 1 && taken[2] == 2 && generations[0] == 1 && taken[3] == 77);
-  FAILS(REPLAYSSM_OUT_OF_RANGE, "0 free ids", replayssm_acquire(slots, 1, again, NULL));
+  FAILS(REPLAYSSM_ERROR_OUT_OF_RANGE, "0 free ids", replayssm_acquire(slots, 1, again, NULL));
   again[0] = again[1] = 1;
   FAILS(INVALID, "ids[1]", replayssm_release(slots, 2, again));
   again[0] = 1, again[1] = -1;
@@ -691,12 +691,12 @@ void ids_and_buffers(void) {
   FAILS(INVALID, "ids[0]", replayssm_release(slots, 1, taken));
 
   memset(components, 0x5A, sizeof components);
-  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 4; at least 5",
+  FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, "capacity is 4; at least 5",
         replayssm_layers_components(mamba, components, 4, &n));
   CHECK(n == 5);
-  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity is 0", replayssm_layers_components(conv, NULL, 0, &n));
+  FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, "capacity is 0", replayssm_layers_components(conv, NULL, 0, &n));
   CHECK(n == 4);
-  FAILS(REPLAYSSM_BUFFER_TOO_SMALL, "capacity", replayssm_layers_components(conv, components, INT32_MIN, &n));
+  FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, "capacity", replayssm_layers_components(conv, components, INT32_MIN, &n));
   FAILS(INVALID, "replayssm_component", replayssm_layers_components(conv, NULL, 8, &n));
   FAILS(INVALID, "n is NULL", replayssm_layers_components(mamba, components, 8, NULL));
   FAILS(INVALID, "n is", replayssm_layers_components(mamba, components, 8, (int32_t *)ODD(&n)));

@@ -140,8 +140,8 @@ static replayssm_status with_restore_args(void) {
   replayssm_list l = good_list();
   uint64_t bytes = 0;
   l.n = 1;
-  if (replayssm_save_bytes(slots, REPLAYSSM_SAVE_LIVE, &bytes) != REPLAYSSM_OK) return REPLAYSSM_INTERNAL;
-  if (replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, saved, sizeof saved, NULL) != REPLAYSSM_OK) return REPLAYSSM_INTERNAL;
+  if (replayssm_save_bytes(slots, REPLAYSSM_SAVE_LIVE, &bytes) != REPLAYSSM_OK) return REPLAYSSM_ERROR_INTERNAL;
+  if (replayssm_save(slots, &l, REPLAYSSM_SAVE_LIVE, saved, sizeof saved, NULL) != REPLAYSSM_OK) return REPLAYSSM_ERROR_INTERNAL;
   return replayssm_restore(slots, &l, saved, bytes, (const replayssm_restore_args *)described, NULL);
 }
 
@@ -169,7 +169,7 @@ static void descriptor(const char *name, const void *good, size_t size, size_t f
   WORKS(call());
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     (void)CASE(wrong[i]);
-    FAILS(REPLAYSSM_INVALID_ARGUMENT, field, call());
+    FAILS(REPLAYSSM_ERROR_INVALID_ARGUMENT, field, call());
   }
   /* A newer header: more bytes, all zero. */
   (void)CASE(known + 8);
@@ -191,19 +191,19 @@ static void descriptor(const char *name, const void *good, size_t size, size_t f
       (void)CASE(known + 8);
       at.bytes[size + i] = 1;
       snprintf(offset, sizeof offset, "offset %" PRIu32 " of %s", known + i, name);
-      FAILS(REPLAYSSM_UNSUPPORTED, offset, call());
+      FAILS(REPLAYSSM_ERROR_UNSUPPORTED, offset, call());
     }
   }
 #undef CASE
   memcpy(at.bytes + 2, good, size);
   described = at.bytes + 2;
-  FAILS(REPLAYSSM_INVALID_ARGUMENT, "aligned", call());
+  FAILS(REPLAYSSM_ERROR_INVALID_ARGUMENT, "aligned", call());
   CHECK(strstr(replayssm_last_error_message(), name) != NULL);
   described = NULL;
   if (optional) {
     WORKS(call());
   } else {
-    FAILS(REPLAYSSM_INVALID_ARGUMENT, name, call());
+    FAILS(REPLAYSSM_ERROR_INVALID_ARGUMENT, name, call());
   }
 }
 
@@ -302,7 +302,7 @@ static replayssm_status create_and_ask(const replayssm_pool_desc *d) {
 void creation(void) {
   BAD_CONTEXT(backend = 7, UNSUPPORTED, "context_desc.backend");
   BAD_CONTEXT(backend = -1, UNSUPPORTED, "context_desc.backend");
-  BAD_CONTEXT(backend = REPLAYSSM_BACKEND_CUDA, REPLAYSSM_NO_CUDA, "context_desc.backend");
+  BAD_CONTEXT(backend = REPLAYSSM_BACKEND_CUDA, REPLAYSSM_ERROR_NO_CUDA, "context_desc.backend");
   BAD_CONTEXT(device = 1, INVALID, "context_desc.device");
   BAD_CONTEXT(n_threads = -1, INVALID, "context_desc.n_threads");
   BAD_CONTEXT(n_threads = INT32_MAX, INVALID, "context_desc.n_threads");
@@ -333,14 +333,14 @@ void creation(void) {
   BAD_SLOTS(flags = 2, UNSUPPORTED, "slots_desc.flags");
 
   BAD_MAMBA(family = 0, INVALID, "pool_desc.family");
-  BAD_MAMBA(family = REPLAYSSM_GDN, INVALID, "pool_desc.nheads");
-  BAD_MAMBA(family = REPLAYSSM_KDA, INVALID, "pool_desc.nheads");
+  BAD_MAMBA(family = REPLAYSSM_FAMILY_GDN, INVALID, "pool_desc.nheads");
+  BAD_MAMBA(family = REPLAYSSM_FAMILY_KDA, INVALID, "pool_desc.nheads");
   BAD_MAMBA(family = 99, UNSUPPORTED, "pool_desc.family");
   BAD_MAMBA(n_layers = 0, INVALID, "pool_desc.n_layers");
   BAD_MAMBA(n_layers = -1, INVALID, "pool_desc.n_layers");
   BAD_MAMBA(n_layers = INT32_MAX, UNSUPPORTED, "pool_desc.n_layers");
   BAD_MAMBA(io = 0, INVALID, "pool_desc.io");
-  BAD_MAMBA(io = REPLAYSSM_I32, INVALID, "pool_desc.io");
+  BAD_MAMBA(io = REPLAYSSM_DTYPE_I32, INVALID, "pool_desc.io");
   BAD_MAMBA(io = 4, UNSUPPORTED, "pool_desc.io");
   BAD_MAMBA(out = -1, UNSUPPORTED, "pool_desc.out");
   BAD_MAMBA(format = 5, UNSUPPORTED, "pool_desc.format");
@@ -373,7 +373,7 @@ void creation(void) {
   BAD_MAMBA(n_sections = -1, INVALID, "pool_desc.n_sections");
   BAD_MAMBA(reserved = 1, UNSUPPORTED, "pool_desc.reserved");
 
-  BAD_DELTA(family = REPLAYSSM_MAMBA2, INVALID, "pool_desc.H");
+  BAD_DELTA(family = REPLAYSSM_FAMILY_MAMBA2, INVALID, "pool_desc.H");
   BAD_DELTA(H = 0, INVALID, "pool_desc.H");
   BAD_DELTA(H = -1, INVALID, "pool_desc.H");
   BAD_DELTA(H = INT32_MAX, UNSUPPORTED, "pool_desc.H");
@@ -391,11 +391,11 @@ void creation(void) {
   BAD_DELTA(V = INT32_MAX, UNSUPPORTED, "pool_desc.V");
   BAD_DELTA(head_map = 2, UNSUPPORTED, "pool_desc.head_map");
   BAD_DELTA(head_map = -1, UNSUPPORTED, "pool_desc.head_map");
-  BAD_DELTA(u_dtype = REPLAYSSM_F16, UNSUPPORTED, "pool_desc.u_dtype");
-  BAD_DELTA(u_dtype = REPLAYSSM_BF16, INVALID, "pool_desc.u_dtype");
-  BAD_DELTA(u_dtype = REPLAYSSM_I64, INVALID, "pool_desc.u_dtype");
+  BAD_DELTA(u_dtype = REPLAYSSM_DTYPE_F16, UNSUPPORTED, "pool_desc.u_dtype");
+  BAD_DELTA(u_dtype = REPLAYSSM_DTYPE_BF16, INVALID, "pool_desc.u_dtype");
+  BAD_DELTA(u_dtype = REPLAYSSM_DTYPE_I64, INVALID, "pool_desc.u_dtype");
   BAD_DELTA(u_dtype = 99, UNSUPPORTED, "pool_desc.u_dtype");
-  BAD_DELTA(io = REPLAYSSM_I32, INVALID, "pool_desc.io");
+  BAD_DELTA(io = REPLAYSSM_DTYPE_I32, INVALID, "pool_desc.io");
   BAD_DELTA(out = 4, UNSUPPORTED, "pool_desc.out");
   BAD_DELTA(format = 5, UNSUPPORTED, "pool_desc.format");
   BAD_DELTA(format = -1, UNSUPPORTED, "pool_desc.format");
@@ -440,7 +440,7 @@ void creation(void) {
   many.n_slots = INT32_MAX;
   WORKS(replayssm_slots_create(context, &many, &huge));
   d.headdim = d.dstate = 256;
-  FAILS(REPLAYSSM_OUT_OF_MEMORY, "a pool", replayssm_layers_create(huge, &d, NULL, 0, &layers));
+  FAILS(REPLAYSSM_ERROR_OUT_OF_MEMORY, "a pool", replayssm_layers_create(huge, &d, NULL, 0, &layers));
   CHECK(layers == NULL);
   d.nheads = d.n_layers = 1 << 20;
   layers = mamba;

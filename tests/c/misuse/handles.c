@@ -251,7 +251,7 @@ static void bad_handle_for(int i, const void *handle, const char *reason) {
   memset(out, 0x5A, sizeof out);
   memcpy(before, &result, sizeof result);
   forget_message();
-  failed(__FILE__, __LINE__, functions[i].name, REPLAYSSM_INVALID_HANDLE, argument(functions[i].kind), functions[i].call(handle));
+  failed(__FILE__, __LINE__, functions[i].name, REPLAYSSM_ERROR_INVALID_HANDLE, argument(functions[i].kind), functions[i].call(handle));
   if (strstr(replayssm_last_error_message(), reason) == NULL) {
     fail(__FILE__, __LINE__, functions[i].name, replayssm_last_error_message());
   }
@@ -309,16 +309,16 @@ void handles(void) {
   replayssm_batch b = good_batch();
   replayssm_mamba2_args a = good_args();
   replayssm_conv1d_args v = good_conv_args();
-  FAILS(REPLAYSSM_INVALID_HANDLE, "layers", replayssm_mamba2_step(conv, 0, &b, &a, NULL));
-  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_conv1d_step(mamba, 0, &b, &v, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "layers", replayssm_mamba2_step(conv, 0, &b, &a, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "another family", replayssm_conv1d_step(mamba, 0, &b, &v, NULL));
   replayssm_delta_args k = good_delta_args();
-  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_delta_step(mamba, 0, &b, &k, NULL));
-  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_delta_step(conv, 0, &b, &k, NULL));
-  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_mamba2_step(delta, 0, &b, &a, NULL));
-  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_conv1d_step(delta, 0, &b, &v, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "another family", replayssm_delta_step(mamba, 0, &b, &k, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "another family", replayssm_delta_step(conv, 0, &b, &k, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "another family", replayssm_mamba2_step(delta, 0, &b, &a, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "another family", replayssm_conv1d_step(delta, 0, &b, &v, NULL));
   b.flags = REPLAYSSM_BATCH_EXTEND;
-  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_delta_extend(mamba, 0, &b, &k, NULL));
-  FAILS(REPLAYSSM_INVALID_HANDLE, "another family", replayssm_mamba2_extend(delta, 0, &b, &a, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "another family", replayssm_delta_extend(mamba, 0, &b, &k, NULL));
+  FAILS(REPLAYSSM_ERROR_INVALID_HANDLE, "another family", replayssm_mamba2_extend(delta, 0, &b, &a, NULL));
 }
 
 /* Destroyed in every order, twice, and used afterwards. A child keeps its parents. */
@@ -376,7 +376,7 @@ void destroyed_slots(const void *handle) {
 void everything_is_gone(void) {
   for (int i = 0; i < FUNCTIONS; i++) {
     /* forget_message has no slots left; the sentence is the call's own all the same. */
-    CHECK(functions[i].call(live(functions[i].kind)) == REPLAYSSM_INVALID_HANDLE);
+    CHECK(functions[i].call(live(functions[i].kind)) == REPLAYSSM_ERROR_INVALID_HANDLE);
     CHECK(strstr(replayssm_last_error_message(), "it has been destroyed") != NULL);
   }
 }

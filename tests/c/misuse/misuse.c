@@ -21,7 +21,7 @@ void fail(const char *file, int line, const char *what, const char *detail) {
 }
 
 void forget_message(void) {
-  if (replayssm_acquire(slots, -77, NULL, NULL) != REPLAYSSM_INVALID_ARGUMENT) fail(__FILE__, __LINE__, "acquire(-77)", "accepted");
+  if (replayssm_acquire(slots, -77, NULL, NULL) != REPLAYSSM_ERROR_INVALID_ARGUMENT) fail(__FILE__, __LINE__, "acquire(-77)", "accepted");
 }
 
 void failed(const char *file, int line, const char *call, replayssm_status wanted, const char *word, replayssm_status found) {

@@ -76,9 +76,9 @@ static inline replayssm_slots_desc good_slots(void) {
 
 static inline replayssm_pool_desc good_mamba(void) {
   replayssm_pool_desc d = REPLAYSSM_INIT(replayssm_pool_desc);
-  d.family = REPLAYSSM_MAMBA2;
+  d.family = REPLAYSSM_FAMILY_MAMBA2;
   d.n_layers = LAYERS;
-  d.io = REPLAYSSM_F32;
+  d.io = REPLAYSSM_DTYPE_F32;
   d.format = REPLAYSSM_FORMAT_F32;
   d.nheads = HEADS;
   d.headdim = DIM;
@@ -90,9 +90,9 @@ static inline replayssm_pool_desc good_mamba(void) {
 static inline replayssm_pool_desc good_conv(void) {
   static const int32_t sections[2] = {12, 8};
   replayssm_pool_desc d = REPLAYSSM_INIT(replayssm_pool_desc);
-  d.family = REPLAYSSM_CONV1D;
+  d.family = REPLAYSSM_FAMILY_CONV1D;
   d.n_layers = LAYERS;
-  d.io = REPLAYSSM_F32;
+  d.io = REPLAYSSM_DTYPE_F32;
   d.channels = CHANNELS;
   d.width = WIDTH;
   d.n_sections = 2;
@@ -102,9 +102,9 @@ static inline replayssm_pool_desc good_conv(void) {
 
 static inline replayssm_pool_desc good_delta(void) {
   replayssm_pool_desc d = REPLAYSSM_INIT(replayssm_pool_desc);
-  d.family = REPLAYSSM_KDA;
+  d.family = REPLAYSSM_FAMILY_KDA;
   d.n_layers = LAYERS;
-  d.io = REPLAYSSM_F32;
+  d.io = REPLAYSSM_DTYPE_F32;
   d.format = REPLAYSSM_FORMAT_F32;
   d.H = GROUPS;
   d.HV = HEADS;
@@ -114,7 +114,7 @@ static inline replayssm_pool_desc good_delta(void) {
 }
 
 static inline replayssm_ids good_ids(const int32_t *array) {
-  replayssm_ids i = {array, 0, REPLAYSSM_I32, 0};
+  replayssm_ids i = {array, 0, REPLAYSSM_DTYPE_I32, 0};
   return i;
 }
 /* Two rows of two tokens. */
@@ -127,7 +127,7 @@ static inline replayssm_batch good_batch(void) {
 }
 
 static inline replayssm_tensor tensor(float *at, int64_t row, int64_t token, int64_t head) {
-  replayssm_tensor t = {at, row, token, head, REPLAYSSM_F32, 0};
+  replayssm_tensor t = {at, row, token, head, REPLAYSSM_DTYPE_F32, 0};
   return t;
 }
 
@@ -170,7 +170,7 @@ static inline replayssm_delta_args good_delta_args(void) {
 static inline replayssm_list good_list(void) {
   replayssm_list l = REPLAYSSM_INIT(replayssm_list);
   l.n = 2;
-  l.place = REPLAYSSM_HOST;
+  l.place = REPLAYSSM_WHERE_HOST;
   l.slots = good_ids(two_slots);
   return l;
 }
@@ -186,7 +186,7 @@ static inline replayssm_snapshot_args good_snapshot(void) {
 
 static inline replayssm_state good_state(void) {
   replayssm_state s = REPLAYSSM_INIT(replayssm_state);
-  s.dtype = REPLAYSSM_F32;
+  s.dtype = REPLAYSSM_DTYPE_F32;
   s.layer = -1;
   s.data = out;
   return s;
@@ -199,8 +199,8 @@ static inline replayssm_state good_state(void) {
     d.assignment;                                         \
     FAILS(status, word, call);                            \
   } while (0)
-#define INVALID REPLAYSSM_INVALID_ARGUMENT
-#define UNSUPPORTED REPLAYSSM_UNSUPPORTED
+#define INVALID REPLAYSSM_ERROR_INVALID_ARGUMENT
+#define UNSUPPORTED REPLAYSSM_ERROR_UNSUPPORTED
 #define ODD(pointer) ((void *)((char *)(pointer) + 1))
 
 #endif

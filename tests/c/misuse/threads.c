@@ -37,7 +37,7 @@ static void *worker(void *argument) {
     }
     /* Its own sentence, whatever the other thread does. */
     batch.n_rows = -1 - me;
-    failures += replayssm_commit(slots, &batch, NULL, NULL) != REPLAYSSM_INVALID_ARGUMENT;
+    failures += replayssm_commit(slots, &batch, NULL, NULL) != REPLAYSSM_ERROR_INVALID_ARGUMENT;
     char wanted[32];
     snprintf(wanted, sizeof wanted, "batch.n_rows is %d", -1 - me);
     failures += strstr(replayssm_last_error_message(), wanted) == NULL;
@@ -66,7 +66,7 @@ static void *user(void *argument) {
     status[1] = replayssm_reset(contested, &list, NULL, NULL);
     status[2] = i % 50 ? REPLAYSSM_OK : replayssm_layers_create(contested, &p, NULL, 0, &made);
     replayssm_layers_destroy(made);
-    for (int j = 0; j < 3; j++) unexpected += status[j] != REPLAYSSM_OK && status[j] != REPLAYSSM_INVALID_HANDLE;
+    for (int j = 0; j < 3; j++) unexpected += status[j] != REPLAYSSM_OK && status[j] != REPLAYSSM_ERROR_INVALID_HANDLE;
   }
   return (void *)unexpected;
 }
