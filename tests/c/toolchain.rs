@@ -145,7 +145,7 @@ impl Program<'_> {
     pub(crate) fn build(self) -> PathBuf {
         let mut command = self.compiler.command(self.language);
         command.args(self.flags).args(self.sources.iter().map(|source| root().join("tests").join(source)));
-        command.args(["-x", "none", "-pthread"]);
+        command.args(["-x", "none", "-pthread", "-ldl"]);
         command.arg("-L").arg(self.library).arg("-lreplayssm");
         command.arg(format!("-Wl,-rpath,{}", self.library.display())).arg("-o").arg(&self.out);
         succeed(&mut command);

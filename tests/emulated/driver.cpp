@@ -368,6 +368,12 @@ EXPORT cuMemAlloc_v2(uintptr_t *at, size_t bytes) {
   return allocate(at, bytes, true);
 }
 
+// All of this device's memory is the host's too.
+EXPORT cuMemAllocManaged(uintptr_t *at, size_t bytes, unsigned) {
+  IN_CONTEXT;
+  return allocate(at, bytes, true);
+}
+
 EXPORT cuMemFree_v2(uintptr_t at) {
   IN_CONTEXT;
   return release(at, true);

@@ -23,7 +23,7 @@ skip() {
 command -v "${CXX:-g++}" >/dev/null || skip "there is no C++ compiler"
 command -v make >/dev/null || skip "there is no make"
 
-names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save bench}
+names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save engines bench}
 # The program that measures has kernels of its own.
 bench=()
 case $names in *bench) bench=(--features bench) ;; esac
@@ -59,6 +59,7 @@ while read -r name program; do
   if [ $# -le 1 ]; then
     case $name in
       across) chosen=(cuda_equals few_models) ;;
+      engines) chosen=(adapter) ;;
       cases)
         # 99 rows, six times.
         chosen=(--skip case_29)

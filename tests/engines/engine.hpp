@@ -131,7 +131,8 @@ struct model {
   }
 };
 
-inline bool same_bytes(const std::vector<float> &a, const std::vector<float> &b) {
+template <class Floats>
+bool same_bytes(const Floats &a, const Floats &b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 

@@ -27,7 +27,7 @@ struct request {
 class engine_under_test {
  public:
   explicit engine_under_test(const char *argument) : argument_(argument) {
-    must(adapters::check(replayssm_context_create(nullptr, &context_)));
+    context_ = device::get().create_context();
     auto slots = flashinfer::slots_desc(n_states, ring_buffer_len, T_max);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
     must(adapters::check(replayssm_slots_create(context_, &slots, &slots_)));
@@ -56,7 +56,7 @@ class engine_under_test {
     const int n = short_run ? 6 : steps;
     for (int i = 0; i < n; i++) step(i % 3 == 1, i == n - 1);
     for (const request &q : requests_) {
-      std::vector<float> state(static_cast<size_t>(n_layers * sizes.state_size()));
+      shared<float> state(static_cast<size_t>(n_layers * sizes.state_size()));
       const auto list = adapters::host_list(&q.slot, 1);
       auto dense = REPLAYSSM_INIT(replayssm_state);
       dense.dtype = REPLAYSSM_DTYPE_F32;
@@ -91,7 +91,7 @@ class engine_under_test {
     if (!last) rows.insert(rows.begin() + r_.below(static_cast<int>(rows.size()) + 1), -1);
     const int64_t n_rows = static_cast<int64_t>(rows.size());
     const int T = last ? T_max : 1 + r_.below(T_max);
-    std::vector<int32_t> cu_seqlens{0}, slots, accepted;
+    shared<int32_t> cu_seqlens{0}, slots, accepted;
     for (const int i : rows) {
       const int length = packed && !last ? r_.below(T + 1) : T;
       cu_seqlens.push_back(cu_seqlens.back() + length);
@@ -123,17 +123,17 @@ class engine_under_test {
     must(flashinfer::advance(slots_, call, Tensor(accepted.data(), REPLAYSSM_DTYPE_I32, {n_rows}, {1}), nullptr));
   }
 
-  void layer(int l, const flashinfer::Rows &call, const std::vector<int> &rows, const std::vector<int32_t> &cu_seqlens,
-             const std::vector<int32_t> &accepted, bool twice, bool last) {
+  void layer(int l, const flashinfer::Rows &call, const std::vector<int> &rows, const shared<int32_t> &cu_seqlens,
+             const shared<int32_t> &accepted, bool twice, bool last) {
     const mamba2_weights &w = weights_[size_t(l)];
     const bool packed = static_cast<bool>(call.cu_seqlens);
     const int64_t H = sizes.heads, P = sizes.dim, N = sizes.state, G = sizes.groups, inner = H * P;
     const int64_t first = packed ? 1 : call.batch, tokens = first * call.T;
     // Strides: tokens of a row lie together in x, with a gap; B and C are parts of one row; heads of dt lie 2 apart.
     const int64_t wide = inner + 16, bc = 2 * G * N + 8, dt_wide = 2 * H;
-    std::vector<uint16_t> x = nans<uint16_t>(tokens * wide), z = nans<uint16_t>(tokens * inner), BC = nans<uint16_t>(tokens * bc);
-    std::vector<uint16_t> dt = nans<uint16_t>(tokens * dt_wide);
-    std::vector<float> out = nans<float>(tokens * wide);
+    shared<uint16_t> x = nans<uint16_t>(tokens * wide), z = nans<uint16_t>(tokens * inner), BC = nans<uint16_t>(tokens * bc);
+    shared<uint16_t> dt = nans<uint16_t>(tokens * dt_wide);
+    shared<float> out = nans<float>(tokens * wide);
     std::vector<mamba2_token> values(static_cast<size_t>(tokens));
     for (size_t row = 0; row < rows.size(); row++) {
       if (rows[row] < 0) continue;

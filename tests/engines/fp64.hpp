@@ -18,12 +18,14 @@
 #include <limits>
 
 #include "../../examples-cpp/adapters/common.h"
-#include "engine.hpp"
+#include "device.hpp"
 
 namespace engine {
 
+// A call succeeds, and its work is done.
 inline void must(const adapters::Status &status) {
   if (!status.ok()) require(false, status.sentence.c_str());
+  device::get().wait();
 }
 
 constexpr double u32 = 0x1p-24;
@@ -44,7 +46,7 @@ inline uint16_t not_a_number<uint16_t>() { return 0x7FC0; }
 template <>
 inline float not_a_number<float>() { return std::numeric_limits<float>::quiet_NaN(); }
 template <class T>
-std::vector<T> nans(int64_t n) { return std::vector<T>(static_cast<size_t>(n), not_a_number<T>()); }
+shared<T> nans(int64_t n) { return shared<T>(static_cast<size_t>(n), not_a_number<T>()); }
 template <class T>
 bool is_sentinel(T value) {
   const T nan = not_a_number<T>();
@@ -93,7 +95,7 @@ struct mamba2_token {
 };
 
 struct mamba2_weights {
-  std::vector<float> A, dt_bias, D;  // D of every head, or of every channel
+  shared<float> A, dt_bias, D;  // D of every head, or of every channel
   bool softplus = true;
 };
 

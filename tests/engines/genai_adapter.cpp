@@ -31,7 +31,7 @@ struct token_values {
 };
 
 struct layer_parameters {
-  std::vector<float> A_log, dt_bias;
+  shared<float> A_log, dt_bias;
 };
 
 class delta_fp64 {
@@ -85,7 +85,7 @@ class delta_fp64 {
 class engine_under_test {
  public:
   engine_under_test(bool two_banks, const char *argument) : two_banks_(two_banks), argument_(argument) {
-    must(adapters::check(replayssm_context_create(nullptr, &context_)));
+    context_ = device::get().create_context();
     auto slots = genai::slots_desc(two_banks ? 2 * capacity : capacity, 1 + n_draft);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
     must(adapters::check(replayssm_slots_create(context_, &slots, &slots_)));
@@ -127,7 +127,7 @@ class engine_under_test {
     const int n = short_run ? 6 : steps;
     for (int i = 0; i < n; i++) step(i == n - 1);
     for (int l = 0; l < n_layers; l++) {
-      const std::vector<float> state = states_of(past_.bank, l);
+      const shared<float> state = states_of(past_.bank, l);
       const float *at = state.data();
       for (int row = 0; row < rows; row++) {
         const delta_fp64 &truth = truth_[size_t(row)][size_t(l)];
@@ -146,8 +146,8 @@ class engine_under_test {
 
  private:
   // States of all rows in a bank.
-  std::vector<float> states_of(int bank, int layer) const {
-    std::vector<float> state(size_t(rows) * size_t(shape.HV) * V * K);
+  shared<float> states_of(int bank, int layer) const {
+    shared<float> state(size_t(rows) * size_t(shape.HV) * V * K);
     std::vector<int32_t> slots;
     for (int row = 0; row < rows; row++) slots.push_back(bank * capacity + first + row);
     const auto list = adapters::host_list(slots.data(), rows);
@@ -160,7 +160,7 @@ class engine_under_test {
   }
 
   void step(bool last) {
-    std::vector<int32_t> cu_seqlens{0}, kept;
+    shared<int32_t> cu_seqlens{0}, kept;
     for (int row = 0; row < rows; row++) {
       const int length = last ? 1 + n_draft : r_.below(2 + n_draft);
       cu_seqlens.push_back(cu_seqlens.back() + length);
@@ -171,10 +171,10 @@ class engine_under_test {
     discarded_ += discard;
     past_.cu_seqlens = cu_seqlens.data();
     past_.num_tokens = cu_seqlens.back();
-    const std::vector<float> before = states_of(past_.bank, 0);
+    const shared<float> before = states_of(past_.bank, 0);
     genai::Interval present = past_;
     if (two_banks_) must(genai::present_from_past(slots_, past_, &present, nullptr));
-    for (int l = 0; l < n_layers; l++) layer(l, present, cu_seqlens, discard ? std::vector<int32_t>() : kept, last);
+    for (int l = 0; l < n_layers; l++) layer(l, present, cu_seqlens, discard ? shared<int32_t>() : kept, last);
     if (!discard) {
       if (last && is(argument_, "break")) kept[0]++;
       must(genai::commit(slots_, present, kept.data(), nullptr));
@@ -183,10 +183,10 @@ class engine_under_test {
     }
   }
 
-  void layer(int l, const genai::Interval &interval, const std::vector<int32_t> &cu_seqlens, const std::vector<int32_t> &kept, bool last) {
+  void layer(int l, const genai::Interval &interval, const shared<int32_t> &cu_seqlens, const shared<int32_t> &kept, bool last) {
     const int64_t tokens = interval.num_tokens, padded = tokens + 2, HK = shape.H * shape.K, HVV = shape.HV * shape.V;
-    std::vector<uint16_t> q = nans<uint16_t>(padded * HK), k = q, v = nans<uint16_t>(padded * HVV);
-    std::vector<float> a = nans<float>(padded * shape.HV), b = a, out = nans<float>(padded * HVV);
+    shared<uint16_t> q = nans<uint16_t>(padded * HK), k = q, v = nans<uint16_t>(padded * HVV);
+    shared<float> a = nans<float>(padded * shape.HV), b = a, out = nans<float>(padded * HVV);
     std::vector<token_values> values(static_cast<size_t>(tokens));
     for (int64_t t = 0; t < tokens; t++) {
       token_values &x = values[size_t(t)];
@@ -240,7 +240,7 @@ class engine_under_test {
   replayssm_context *context_ = nullptr;
   replayssm_slots *slots_ = nullptr;
   replayssm_layers *pool_ = nullptr;
-  std::vector<int32_t> numbers_ = std::vector<int32_t>(2 * capacity);
+  shared<int32_t> numbers_ = shared<int32_t>(2 * capacity);
   genai::Interval past_;
   std::vector<layer_parameters> parameters_ = std::vector<layer_parameters>(n_layers);
   std::vector<std::vector<delta_fp64>> truth_ = std::vector<std::vector<delta_fp64>>(rows, std::vector<delta_fp64>(n_layers));

@@ -5,8 +5,6 @@
 // Twice: with softplus and a gate, and without both. "break" commits a token that fp64 does not take, "break_output" changes one of its
 // tokens.
 // SPDX-License-Identifier: MIT OR Apache-2.0
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "../../examples-cpp/adapters/trtllm/selective_scan_update.h"
@@ -29,15 +27,15 @@ class block_memory {
  public:
   block_memory() : block_bytes(int64_t{1280} << 20) {
     map();
-    if (memory_ == MAP_FAILED) {  // where address space is short
+    if (memory_ == nullptr) {  // where address space is short
       block_bytes = n_layers * layer_bytes + (1 << 16);
       map();
     }
-    require(memory_ != MAP_FAILED, "out of address space");
+    require(memory_ != nullptr, "out of address space");
     for (int l = 0; l < n_layers; l++) bases.push_back(static_cast<unsigned char *>(memory_) + l * layer_bytes);
     for_each([](unsigned char *state) { std::memset(state - guard, 0xFF, static_cast<size_t>(state_bytes + 2 * guard)); });
   }
-  ~block_memory() { munmap(memory_, size()); }
+  ~block_memory() { device::get().free(memory_); }
   block_memory(const block_memory &) = delete;
   block_memory &operator=(const block_memory &) = delete;
 
@@ -57,7 +55,7 @@ class block_memory {
  private:
   static constexpr int64_t layer_bytes = state_bytes + 2 * guard;  // of a layer in a block: a part of somebody else's, the state, another
   size_t size() const { return static_cast<size_t>(n_blocks * block_bytes); }
-  void map() { memory_ = mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); }
+  void map() { memory_ = device::get().allocate(size()); }
   template <class F>
   void for_each(F f) const {
     for (void *base : bases) {
@@ -77,7 +75,7 @@ struct request {
 class engine_under_test {
  public:
   engine_under_test(bool softplus_and_gate, const char *argument) : whole_(softplus_and_gate), argument_(argument) {
-    must(adapters::check(replayssm_context_create(nullptr, &context_)));
+    context_ = device::get().create_context();
     auto slots = REPLAYSSM_INIT(replayssm_slots_desc);
     slots.n_slots = n_blocks;
     slots.max_step_tokens = 1 + n_draft;
@@ -110,7 +108,7 @@ class engine_under_test {
     for (int i = 0; i < n; i++) step(i == n - 1);
     const int64_t size = sizes.state_size(), stride = size + 16;
     for (int l = 0; l < n_layers; l++) {
-      std::vector<float> back = nans<float>(static_cast<int64_t>(requests_.size()) * stride);
+      shared<float> back = nans<float>(static_cast<int64_t>(requests_.size()) * stride);
       must(trtllm::hand_back_states({pool_, l}, slots_in_use.data(), static_cast<int32_t>(requests_.size()), back.data(), REPLAYSSM_DTYPE_F32,
                                     stride, nullptr));
       for (size_t entry = 0; entry < requests_.size(); entry++) {
@@ -146,7 +144,7 @@ class engine_under_test {
     must(trtllm::start(slots_, slots_in_use.data(), n, positions.data(), nullptr));
     for (const int32_t slot : slots_in_use) requests_.push_back({slot, {}});
     for (int l = 0; l < n_layers; l++) {
-      std::vector<uint16_t> left = nans<uint16_t>(n * stride);
+      shared<uint16_t> left = nans<uint16_t>(n * stride);
       std::vector<float> dense(static_cast<size_t>(size));
       for (int entry = 0; entry < n; entry++) {
         for (int64_t i = 0; i < size; i++) {
@@ -166,7 +164,7 @@ class engine_under_test {
     }
     if (!last) rows.push_back(-1);
     const int T = last ? 1 + n_draft : 1 + r_.below(1 + n_draft), n_rows = static_cast<int>(rows.size());
-    std::vector<int32_t> slot_mapping, accepted;
+    shared<int32_t> slot_mapping, accepted;
     for (const int i : rows) {
       slot_mapping.push_back(i < 0 ? -1 : requests_[size_t(i)].slot);
       accepted.push_back(i < 0 ? 0 : last ? 2 : 1 + r_.below(T));
@@ -178,8 +176,8 @@ class engine_under_test {
       const mamba2_weights &w = weights_[size_t(l)];
       const int64_t inner = sizes.inner(), bc = sizes.bc(), xBC_pitch = inner + 2 * bc, tokens = n_rows * T;
       const int64_t pitch = (whole_ ? inner : 0) + xBC_pitch + 16, dt_at = pitch - 16;
-      std::vector<uint16_t> xBC = nans<uint16_t>(tokens * xBC_pitch), in_proj = nans<uint16_t>(tokens * pitch);
-      std::vector<float> out = nans<float>(tokens * inner);
+      shared<uint16_t> xBC = nans<uint16_t>(tokens * xBC_pitch), in_proj = nans<uint16_t>(tokens * pitch);
+      shared<float> out = nans<float>(tokens * inner);
       std::vector<mamba2_token> values(static_cast<size_t>(tokens));
       for (int64_t t = 0; t < tokens; t++) {
         if (rows[size_t(t / T)] < 0) continue;

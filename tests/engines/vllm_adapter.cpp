@@ -33,7 +33,7 @@ template <class Out>
 class engine_under_test {
  public:
   engine_under_test(const options &o, const char *argument) : o_(o), argument_(argument) {
-    must(adapters::check(replayssm_context_create(nullptr, &context_)));
+    context_ = device::get().create_context();
     auto slots = vllm::slots_desc(n_blocks, o.of_vllm ? n_requests : 0, n_draft);
     slots.flags = REPLAYSSM_SLOTS_CHECKS;
     must(adapters::check(replayssm_slots_create(context_, &slots, &slots_)));
@@ -88,7 +88,7 @@ class engine_under_test {
     for (int l = 0; l < n_layers && i % 2 == 0; l++) {
       std::vector<float> dense;
       const int64_t row = 3 * sizes.state, head = sizes.dim * row;
-      std::vector<float> states = nans<float>(sizes.heads * head);
+      shared<float> states = nans<float>(sizes.heads * head);
       for (int64_t n = 0; n < sizes.state_size(); n++) {
         dense.push_back(r_.between(-1, 1));
         states[static_cast<size_t>(n / sizes.state * row + n % sizes.state)] = dense.back();
@@ -109,8 +109,8 @@ class engine_under_test {
     if (!last) rows.insert(rows.begin() + r_.below(static_cast<int>(rows.size()) + 1), -1);
     rows.push_back(-1);
     const int64_t n_rows = static_cast<int64_t>(rows.size());
-    std::vector<int32_t> cu_seqlens{0}, accepted, seats;
-    std::vector<int64_t> table;  // [rows][3], int64: block, and two columns of no interest
+    shared<int32_t> cu_seqlens{0}, accepted, seats;
+    shared<int64_t> table;  // [rows][3], int64: block, and two columns of no interest
     for (const int i : rows) {
       const int length = !packed ? 1 : i < 0 ? r_.below(2) : last ? 1 + n_draft : r_.below(2 + n_draft);
       cu_seqlens.push_back(cu_seqlens.back() + length);
@@ -140,14 +140,14 @@ class engine_under_test {
     must(vllm::commit(slots_, metadata, packed ? counts : Tensor(), nullptr));
   }
 
-  void layer(int l, const vllm::Metadata &metadata, const std::vector<int> &rows, const std::vector<int32_t> &cu_seqlens,
-             const std::vector<int32_t> &accepted, int64_t tokens, bool last) {
+  void layer(int l, const vllm::Metadata &metadata, const std::vector<int> &rows, const shared<int32_t> &cu_seqlens,
+             const shared<int32_t> &accepted, int64_t tokens, bool last) {
     const mamba2_weights &w = weights_[size_t(l)];
     // The convolution's output, x | B | C, in rows that are longer; dt in the in-projection's rows; z and out in rows of their own.
     const int64_t inner = sizes.inner(), bc = sizes.bc(), pitch = inner + 2 * bc + 24, dt_pitch = sizes.heads + 5, out_pitch = inner + 8;
-    std::vector<uint16_t> xBC = nans<uint16_t>(tokens * pitch), z = nans<uint16_t>(tokens * out_pitch);
-    std::vector<float> dt = nans<float>(tokens * dt_pitch);
-    std::vector<Out> out = nans<Out>(tokens * out_pitch);
+    shared<uint16_t> xBC = nans<uint16_t>(tokens * pitch), z = nans<uint16_t>(tokens * out_pitch);
+    shared<float> dt = nans<float>(tokens * dt_pitch);
+    shared<Out> out = nans<Out>(tokens * out_pitch);
     std::vector<mamba2_token> values(static_cast<size_t>(tokens));
     for (size_t row = 0; row < rows.size(); row++) {
       if (rows[row] < 0) continue;
@@ -205,7 +205,7 @@ class engine_under_test {
 
   void compare_states() {
     for (const request &q : requests_) {
-      std::vector<float> state(static_cast<size_t>(n_layers * sizes.state_size()));
+      shared<float> state(static_cast<size_t>(n_layers * sizes.state_size()));
       const auto list = adapters::host_list(&q.block, 1, &q.seat);
       auto dense = REPLAYSSM_INIT(replayssm_state);
       dense.dtype = REPLAYSSM_DTYPE_F32;
@@ -221,7 +221,7 @@ class engine_under_test {
 
   // Shapes and strides that the library cannot see: a status, a sentence, and nothing done.
   void refuses_what_is_wrong() {
-    std::vector<float> any(1 << 18);
+    shared<float> any(1 << 18);
     const int32_t block = 3;
     vllm::Metadata metadata;
     metadata.state_batch_indices = Tensor(&block, REPLAYSSM_DTYPE_I32, {1}, {1});

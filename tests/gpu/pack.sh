@@ -20,16 +20,21 @@ names=(across cuda cases delta_cases conv1d decode single life schedule checks l
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$cargo" test --locked --no-run --message-format=json-render-diagnostics "${names[@]/#/--test=}" | python3 -c '
-import json, sys
+import json, os, sys
 for message in map(json.loads, sys.stdin):
+    for name in message.get("filenames", []):
+        if os.path.basename(name) == "libreplayssm.so":
+            print("library", name)
     if message.get("executable") and message["profile"]["test"]:
         print(message["target"]["name"], message["executable"])' >"$work/list"
 mkdir "$work/tests"
 while read -r name program; do
+  [ "$name" != library ] || { tests/engines/build.sh "$program" "$work/tests" && continue; }
   "${STRIP:-strip}" --strip-all -o "$work/tests/$name" "$program"
 done <"$work/list"
 cp tests/gpu/run.sh "$work/tests/"
-[ "$(find "$work/tests" -type f | wc -l)" = $((${#names[@]} + 1)) ] || { echo "a program was not built" >&2 && exit 1; }
+# Beside them the library, four programs about adapters and the script.
+[ "$(find "$work/tests" -type f | wc -l)" = $((${#names[@]} + 6)) ] || { echo "a program was not built" >&2 && exit 1; }
 
 # The programs hold the same kernels: a window over all of them stores those once.
 tar -C "$work/tests" -cf - . | xz --lzma2=preset=6,dict=512MiB >"$out/gpu-tests.tar.xz"

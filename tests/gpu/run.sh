@@ -15,6 +15,9 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 all="across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model"
+# Programs about the adapters of examples-cpp, in C++.
+adapters="vllm_adapter flashinfer_adapter trtllm_adapter genai_adapter"
+all+=" $adapters"
 limit=${LIMIT:-600}
 
 fail() {
@@ -44,15 +47,23 @@ if [ -z "$folder" ]; then
   cargo=${CARGO:-cargo}
   command -v "$cargo" >/dev/null || fail "no cargo: name a folder of programs, as tests/gpu/pack.sh makes it"
   mkdir -p "$folder"
-  # shellcheck disable=SC2046,SC2086 # a word for each program
-  "$cargo" test --locked --no-run --message-format=json-render-diagnostics $(printf -- '--test %s ' $programs) | python3 -c '
+  tests=
+  for name in $programs; do
+    case " $adapters " in *" $name "*) ;; *) tests+=" --test $name" ;; esac
+  done
+  # shellcheck disable=SC2086 # a word for each program
+  "$cargo" test --locked --no-run --message-format=json-render-diagnostics ${tests:---test conv1d} | python3 -c '
 import json, os, sys
 for message in map(json.loads, sys.stdin):
-    if message.get("executable") and message["profile"]["test"]:
-        link = os.path.join(sys.argv[1], message["target"]["name"])
+    links = [name for name in message.get("filenames", []) if os.path.basename(name) == "libreplayssm.so"]
+    if message.get("executable") and message["profile"]["test"] and message["target"]["kind"] == ["test"]:
+        links = [message["executable"]]
+    for path in links:
+        link = os.path.join(sys.argv[1], "library" if path.endswith(".so") else message["target"]["name"])
         if os.path.lexists(link):
             os.remove(link)
-        os.symlink(message["executable"], link)' "$folder" || fail "the programs were not built"
+        os.symlink(path, link)' "$folder" || fail "the programs were not built"
+  tests/engines/build.sh "$folder/library" "$folder" || fail "the adapters were not built"
 fi
 mkdir -p "$out" && out=$(cd "$out" && pwd)
 
@@ -80,6 +91,13 @@ for name in $programs; do
   set -- "$program" --show-output
   # shellcheck disable=SC2086 # a word for each test
   [ -z "$tool" ] || set -- "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --show-output --test-threads=1 $tests
+  case " $adapters " in
+    *" $name "*)
+      # Told to break something, they must see it.
+      set -- bash -c '"${@:2}" && echo "test $1 ... ok"' run "$name" ${tool:+"$sanitizer" --tool "$tool" --error-exitcode 9} "$program"
+      [ -n "$tool" ] || set -- bash -c '"$@" && ! "${@: -1}" break && echo "test broken ... ok"' run "$@"
+      ;;
+  esac
   echo "     Running $name"
   start=$SECONDS
   REPLAYSSM_TEST_BACKEND=$backend timeout --kill-after=10 "$limit" "$@" </dev/null >"$log" 2>&1
