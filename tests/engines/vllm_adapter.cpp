@@ -63,10 +63,10 @@ class engine_under_test {
     compare_states();
     require_near(outputs_, states_, sizeof(Out) == 2);
     for (const request &q : requests_) {
-      replayssm_cursor cursor;
+      shared<replayssm_cursor> cursor(1);
       const auto list = adapters::host_list(&q.block, 1, &q.seat);
-      must(adapters::check(replayssm_read_cursors(slots_, &list, &cursor, nullptr)));
-      require(cursor.position == q.position, "a position is not the number of accepted tokens");
+      must(adapters::check(replayssm_read_cursors(slots_, &list, cursor.data(), nullptr)));
+      require(cursor[0].position == q.position, "a position is not the number of accepted tokens");
     }
     auto report = REPLAYSSM_INIT(replayssm_report);
     must(adapters::check(replayssm_check(slots_, 0, &report)));
