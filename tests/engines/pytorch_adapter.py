@@ -60,14 +60,14 @@ def check_layout():
         for field, _ in structure._fields_:
             lines.append(f'  printf("{name}.{field} %zu\\n", offsetof(struct replayssm_{name}, {field}));')
             wanted.append(f"{name}.{field} {getattr(structure, field).offset}")
-    prefixes = {"_FAMILIES": "", "_FORMATS": "FORMAT_", "_READOUTS": "READOUT_", "_HEAD_MAPS": "HEAD_MAP_", "_GATES": "GATE_", "_SCHEDULES": "SCHEDULE_",
-                "_COUNTS": "", "_COPIES": "COPY_"}
+    prefixes = {"_FAMILIES": "FAMILY_", "_FORMATS": "FORMAT_", "_READOUTS": "READOUT_", "_HEAD_MAPS": "HEAD_MAP_", "_GATES": "GATE_", "_SCHEDULES": "SCHEDULE_",
+                "_COUNTS": "COUNTS_", "_COPIES": "COPY_"}
     numbers = {f"{prefix}{(name or 'default').upper()}": number for table, prefix in prefixes.items() for name, number in getattr(replay, table).items()}
-    numbers |= {name: getattr(replay, name) for name in ("F32", "BF16", "F16", "I32", "I64")}
+    numbers |= {f"DTYPE_{name}": getattr(replay, name) for name in ("F32", "BF16", "F16", "I32", "I64")}
     numbers |= {"EXEC_PDL": replay._PDL, "EXEC_PDL_PREFETCH": replay._PDL_PREFETCH, "BATCH_NULL_ID": replay._NULL_ID, "BATCH_EXTEND": replay._EXTEND,
                 "BATCH_KEEP_NULL_OUTPUTS": replay._KEEP_NULL_OUTPUTS, "BACKEND_CPU": 1, "BACKEND_CUDA": 2, "SLOTS_CHECKS": 1}
     for name, number in numbers.items():
-        lines.append(f'  printf("{name} %d\\n", (int)REPLAYSSM_DTYPE_{name});')
+        lines.append(f'  printf("{name} %d\\n", (int)REPLAYSSM_{name});')
         wanted.append(f"{name} {number}")
     with tempfile.TemporaryDirectory() as folder:
         source, program = os.path.join(folder, "layout.c"), os.path.join(folder, "layout")
@@ -120,13 +120,18 @@ class Mamba2Row:
 
 
 class DeltaRow:
-    """One request in fp64. S [value head][V][K]. kda: decays per column."""
+    """One request in fp64. S [value head][V][K]. kda: decays per column; bound: KDA's lower bound of their logarithms."""
 
-    def __init__(self, dims, parameters, kda):
+    def __init__(self, dims, parameters, kda, bound=None):
         self.H, self.HV, self.K, self.V = dims
         self.A_log, self.bias = parameters
-        self.kda = kda
+        self.kda, self.bound = kda, bound
         self.S = [[[0.0] * self.K for _ in range(self.V)] for _ in range(self.HV)]
+
+    def decay(self, h, g):
+        if self.bound is None:
+            return math.exp(-math.exp(self.A_log[h]) * softplus(g))
+        return math.exp(self.bound * sigmoid(math.exp(self.A_log[h]) * g))
 
     def step(self, q, k, v, g, beta):
         out = []
@@ -135,7 +140,7 @@ class DeltaRow:
             qh, kh = (t[key * self.K : (key + 1) * self.K] for t in (q, k))
             qh, kh = ([e / math.sqrt(sum(f * f for f in t) + 1e-6) for e in t] for t in (qh, kh))
             width = self.K if self.kda else 1
-            decays = [math.exp(-math.exp(self.A_log[h]) * softplus(g[h * width + i] + self.bias[h * width + i])) for i in range(width)]
+            decays = [self.decay(h, g[h * width + i] + self.bias[h * width + i]) for i in range(width)]
             b = sigmoid(beta[h])
             for i in range(self.V):
                 row = self.S[h][i]
@@ -423,4 +428,5 @@ def main():
     print("pytorch adapter: ok")
 
 
-main()
+if __name__ == "__main__":
+    main()
