@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Models of the transformers package with random weights: their recurrent updates and convolutions answered by the library, token by token.
 
-    python3 tests/gpu/transformers_models.py libreplayssm.so [Mamba-2 Nemotron-H Qwen3-Next "Kimi Linear"]
+    python3 tests/gpu/transformers_models.py libreplayssm.so [--cpu] [--break] [Mamba-2 Nemotron-H Qwen3-Next "Kimi Linear"]
 
-Needs a GPU, PyTorch, and transformers 5. A prompt runs through the unmodified model, whose states are taken over; then 256 tokens are decoded greedily by it, and
+Needs a GPU (or --cpu, which takes minutes), PyTorch, and transformers 5. --break: one token of the replaced fp32 model is not committed; it must fail. A prompt runs through the unmodified model, whose states are taken over; then 256 tokens are decoded greedily by it, and
 by the same model with its layers' decoding replaced. In fp32 tokens are equal; in bfloat16 up to the first near-tie, of which the margin is printed: by how much
 the unmodified model's logit of its token is above that of the other's. Up to there logits differ by rounding alone: some ten products a layer are rounded to 2^-9, eight
 layers make that sqrt(80) 2^-9 = 1.7e-2 of their norm, of which twice as much is allowed.
@@ -27,6 +27,9 @@ ROWS, PROMPT, TOKENS = 4, 19, 256
 ROUNDING = 3.5e-2
 # Of fp32: sums in other orders, some 2^-24 each, through eight layers.
 EXACT = 1e-5
+DEVICE = "cpu" if "--cpu" in sys.argv else "cuda"
+# Behind this token nothing is committed.
+LOST = TOKENS // 2 if "--break" in sys.argv else None
 
 
 def mamba2():
@@ -109,8 +112,8 @@ class Replaced:
         self.batch = None
         first, n = self.mixers[0], len(self.mixers)
         io = str(model.dtype).rsplit(".", 1)[-1]
-        self.slots = replay.Slots(ROWS, window=16, path=path)
-        self.ids = torch.arange(ROWS, device="cuda", dtype=torch.int32)
+        self.slots = replay.Slots(ROWS, window=16, device=None if DEVICE == "cpu" else 0, path=path)
+        self.ids = torch.arange(ROWS, device=DEVICE, dtype=torch.int32)
         self.convolutions = replay.Conv1dLayers(self.slots, n, first.conv_dim, first.conv_kernel_size, io=io)
         fmt = "f32" if io == "float32" else None
         if type(first).__name__.endswith("Mamba2Mixer"):
@@ -157,7 +160,7 @@ class Replaced:
         width = m.n_groups * m.ssm_state_size
         x, B, C = self.convolve(m, i, x).split([m.intermediate_size, width, width], dim=-1)
         heads, groups = (ROWS, 1, m.num_heads, m.head_dim), (ROWS, 1, m.n_groups, m.ssm_state_size)
-        out = torch.empty(heads, device="cuda", dtype=hidden.dtype)
+        out = torch.empty(heads, device=DEVICE, dtype=hidden.dtype)
         A = -torch.exp(m.A_log.float())
         self.layers.step(i, self.batch, x.view(heads), B.view(groups), C.view(groups), dt, A, D=m.D, dt_bias=m.dt_bias, out=out)
         return m.out_proj(m.norm(out.view(ROWS, 1, -1), gate).to(hidden.dtype))
@@ -167,7 +170,7 @@ class Replaced:
         mixed = torch.cat([t.reshape(ROWS, 1, -1) for t in (q, k, v)], dim=-1)
         q, k, v = self.convolve(m, i, mixed).split([m.key_dim, m.key_dim, m.value_dim], dim=-1)
         keys, values = (ROWS, 1, m.num_k_heads, m.head_k_dim), (ROWS, 1, m.num_v_heads, m.head_v_dim)
-        out = torch.empty(values, device="cuda", dtype=hidden.dtype)
+        out = torch.empty(values, device=DEVICE, dtype=hidden.dtype)
         self.layers.step(i, self.batch, q.view(keys), k.view(keys), v.view(values), a.contiguous(), b.contiguous(), m.A_log, m.dt_bias, out)
         return m.out_proj(m.norm(out.reshape(-1, m.head_v_dim), z.reshape(-1, m.head_v_dim)).view(ROWS, 1, -1))
 
@@ -177,7 +180,7 @@ class Replaced:
         q, k, v = (t.view(heads) for t in self.convolve(m, i, mixed).split([m.qkv_dim] * 3, dim=-1))
         gate, of_heads = m.forget_gate, (m.num_heads, m.head_dim)
         g, beta = gate.f_b_proj(gate.f_a_proj(hidden)).view(heads), m.b_proj(hidden)
-        out = torch.empty(heads, device="cuda", dtype=hidden.dtype)
+        out = torch.empty(heads, device=DEVICE, dtype=hidden.dtype)
         self.layers.step(i, self.batch, q, k, v, g, beta, gate.A_log.view(-1), gate.dt_bias.view(of_heads), out)
         return m.o_proj(m.o_norm(out, m.g_b_proj(m.g_a_proj(hidden)).view(heads)).reshape(ROWS, 1, -1))
 
@@ -192,12 +195,12 @@ def decode(model, prompt, replaced=None):
         replaced.take_over(cache)
     tokens, logits = [], []
     last = result.logits[:, -1]
-    for _ in range(TOKENS):
+    for t in range(TOKENS):
         logits.append(last.float())
         tokens.append(last.argmax(-1))
         name = "cache_params" if type(model).__name__.startswith("Mamba2") else "past_key_values"
         last = model(tokens[-1][:, None], use_cache=True, **{name: cache}).logits[:, -1]
-        if replaced:
+        if replaced and t != LOST:
             replaced.slots.commit(replaced.batch)
     if replaced:
         assert replaced.slots.check() == 0, "faults"
@@ -207,10 +210,10 @@ def decode(model, prompt, replaced=None):
 
 def compare(name, make, dtype, path):
     torch.manual_seed(11)
-    model = make().to(dtype).cuda().eval()
+    model = make().to(dtype).to(DEVICE).eval()
     # Logits of random weights lie close together: as far apart as those of trained ones.
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.3)
-    prompt = torch.randint(0, 997, (ROWS, PROMPT), device="cuda")
+    prompt = torch.randint(0, 997, (ROWS, PROMPT), device=DEVICE)
     wanted, logits = decode(model, prompt)
     seen, other = decode(model, prompt, Replaced(model, path))
     differ = (wanted != seen).int()
@@ -230,13 +233,12 @@ def compare(name, make, dtype, path):
 
 
 def main():
-    good = True
-    chosen = sys.argv[2:]
+    good, (path, *chosen) = True, [word for word in sys.argv[1:] if word not in ("--cpu", "--break")]
     for name, make in [("Mamba-2", mamba2), ("Nemotron-H", nemotron_h), ("Qwen3-Next", qwen3_next), ("Kimi Linear", kimi_linear)]:
         if chosen and name not in chosen:
             continue
-        for dtype in (torch.float32, torch.bfloat16):
-            good = compare(name, make, dtype, os.path.abspath(sys.argv[1])) and good
+        for dtype in (torch.float32, torch.bfloat16) if LOST is None else (torch.float32,):
+            good = compare(name, make, dtype, os.path.abspath(path)) and good
     print("transformers: ok" if good else "transformers: tokens differ")
     sys.exit(0 if good else 1)
 
