@@ -36,6 +36,10 @@ cp tests/gpu/run.sh "$work/tests/"
 # Beside them the library, four programs about adapters and the script.
 [ "$(find "$work/tests" -type f | wc -l)" = $((${#names[@]} + 6)) ] || { echo "a program was not built" >&2 && exit 1; }
 
+# Tests in Python, in the folders in which they look for each other.
+mkdir "$work/tests/python"
+cp --parents examples-cpp/adapters/pytorch/*.py tests/engines/*.py tests/gpu/*.py tests/gpu/python.sh include/replayssm.h "$work/tests/python/"
+
 # The programs hold the same kernels: a window over all of them stores those once.
 tar -C "$work/tests" -cf - . | xz --lzma2=preset=6,dict=512MiB >"$out/gpu-tests.tar.xz"
 size=$(stat -c %s "$out/gpu-tests.tar.xz")

@@ -37,6 +37,13 @@ if [ -d "${1:-}" ]; then
   shift
 fi
 programs=${*:-$all}
+# Tests in Python, with PyTorch where there is one; not under the sanitizer.
+scripts=
+for name in pytorch_adapter sglang_adapter transformers_models; do
+  case " ${*:-$name} " in *" $name "*) scripts+=" $name" ;; esac
+  programs=${programs//$name/}
+done
+if [ -n "$tool" ]; then scripts=; fi
 if [ -n "$tool" ] && [ -z "$*" ]; then programs="across cuda"; fi
 
 out=${OUT:-build/gpu}
@@ -78,8 +85,9 @@ fi
 
 table=
 failures=0
-for name in $programs; do
+for name in $programs $scripts; do
   program=$folder/$name log=$out/$name${tool:+-$tool}.log
+  case " $scripts " in *" $name "*) program=$folder/python/tests/gpu/python.sh && [ -x "$program" ] || program=$here/python.sh ;; esac
   [ -x "$program" ] || fail "$program is no program"
   # These make contexts of both backends by themselves.
   backend=cuda tests=
@@ -98,6 +106,7 @@ for name in $programs; do
       [ -n "$tool" ] || set -- bash -c '"$@" && ! "${@: -1}" break && echo "test broken ... ok"' run "$@"
       ;;
   esac
+  case " $scripts " in *" $name "*) set -- "$program" "$name" "$folder/libreplayssm.so" ;; esac
   echo "     Running $name"
   start=$SECONDS
   REPLAYSSM_TEST_BACKEND=$backend timeout --kill-after=10 "$limit" "$@" </dev/null >"$log" 2>&1
