@@ -10,6 +10,7 @@
 # Prints a table last: tests that passed, failed and were skipped, seconds. Logs lie in OUT (build/gpu). The status is 0 if no test failed.
 #
 #   LIMIT=seconds       a program's time, 600 by default
+#   PYTHON=program      for tests in Python: tests/gpu/python.sh; skipped where it has no PyTorch with a GPU
 #   REPLAYSSM_ACROSS=n  models of the comparison: all by default, 3 random and 3 named ones under the sanitizer
 #   REPLAYSSM_CUDA_ROUNDS=n  rounds of a test of cuda: all by default, 6 under the sanitizer
 set -uo pipefail

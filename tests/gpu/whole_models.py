@@ -13,7 +13,7 @@ A step: embedding, norms, projections, convolution, recurrent update, attention 
 by one, the same ones in all variants, convolutions are the library's. At several tokens a row, these do not mask each other in the attention, which costs the same.
 
 Plain: the library's plain update (extend), which reads and writes each state in each step. For several tokens it is a lower bound of what engines do: they keep a
-state per token, to be able to go back, and it writes one. Triton: a plain update of one token a row in Triton, in the place of the library's. Replay: at 4 tokens 2, 3, 4, 3 in turns are taken, by
+state per token, to be able to go back, and it writes one. Triton: a plain update of one token a row in Triton, the fastest of six launches, in the place of the library's. Replay: at 4 tokens 2, 3, 4, 3 in turns are taken, by
 counts in device memory. Windows are 16 (one token) and 32; a round has whole windows of steps, folds are staggered; variants take turns, and of three rounds the median counts.
 
 The check, in front of each measurement: from empty states, recurrent layers get the same random inputs and all tokens are taken. Their outputs, bfloat16, may round to
@@ -44,21 +44,21 @@ CHECKED = 5
 
 MODELS = {
     "Nemotron-3-Nano-4B": dict(
-        hidden=3136, vocab=131072, blocks="M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-", mlp=12544, gated_mlp=False, heads=40, kv_heads=8, head_dim=128, rotated=0,
+        hidden=3136, vocab=131072, blocks="M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-", mlp=12544, tied=False, gated_mlp=False, heads=40, kv_heads=8, head_dim=128, rotated=0,
         gated_attention=False, mamba=(96, 80, 128, 8), cache=1024,
     ),
     "Qwen3.5-4B": dict(
-        hidden=2560, vocab=248320, blocks="G-G-G-*-" * 8, mlp=9216, gated_mlp=True, heads=16, kv_heads=4, head_dim=256, rotated=64, gated_attention=True,
+        hidden=2560, vocab=248320, blocks="G-G-G-*-" * 8, mlp=9216, tied=True, gated_mlp=True, heads=16, kv_heads=4, head_dim=256, rotated=64, gated_attention=True,
         delta=(16, 32, 128, 128), cache=1024,
     ),
 }  # fmt: skip
 TINY = {
     "tiny Nemotron-H": dict(
-        hidden=64, vocab=101, blocks="M-MM*-M-", mlp=96, gated_mlp=False, heads=4, kv_heads=2, head_dim=16, rotated=0, gated_attention=False, mamba=(4, 16, 32, 2),
+        hidden=64, vocab=101, blocks="M-MM*-M-", mlp=96, tied=False, gated_mlp=False, heads=4, kv_heads=2, head_dim=16, rotated=0, gated_attention=False, mamba=(4, 16, 32, 2),
         cache=24,
     ),
     "tiny Qwen3.5": dict(
-        hidden=64, vocab=101, blocks="G-G-G-*-", mlp=96, gated_mlp=True, heads=4, kv_heads=2, head_dim=16, rotated=8, gated_attention=True, delta=(2, 4, 32, 16), cache=24,
+        hidden=64, vocab=101, blocks="G-G-G-*-", mlp=96, tied=True, gated_mlp=True, heads=4, kv_heads=2, head_dim=16, rotated=8, gated_attention=True, delta=(2, 4, 32, 16), cache=24,
     ),
 }  # fmt: skip
 
@@ -94,7 +94,8 @@ class Model:
             return (torch.randn(out, into, device=device, dtype=BF16) / into**0.5).contiguous()
 
         h, width = c["hidden"], c["heads"] * c["head_dim"]
-        self.embedding, self.head = torch.randn(c["vocab"], h, device=device, dtype=BF16), weight(c["vocab"], h)
+        self.head = weight(c["vocab"], h)
+        self.embedding = self.head if c["tied"] else weight(c["vocab"], h)
         self.blocks = []
         for kind in c["blocks"]:
             if kind == "-":
@@ -108,7 +109,7 @@ class Model:
             self.blocks.append((kind, *ws))
         angles = torch.arange(8, device=device)[:, None] * 1e4 ** -torch.linspace(0, 1, max(1, c["rotated"] // 2), device=device)
         self.cos, self.sin = angles.cos().to(BF16), angles.sin().to(BF16)
-        self.bytes = sum(t.numel() * t.element_size() for t in [self.embedding, self.head] + [w for b in self.blocks for w in b[1:3]])
+        self.bytes = sum(t.numel() * t.element_size() for t in {self.embedding, self.head} | {w for b in self.blocks for w in b[1:3]})
         self.kv_bytes = sum(b[3].numel() * 2 for b in self.blocks if b[0] == "*")
 
     def parameters(self):
@@ -206,10 +207,13 @@ class Recurrent:
         self.rows, self.tokens = rows, tokens
         self.batch = replay.Batch(self.ids, tokens=tokens, extend=self.plain)
         self.pdl = {"pdl": True, "prefetch": True} if pdl else {}
-        # Of a row's tokens, how many are taken, in turns.
-        self.table = torch.tensor([2, 3, 4, 3], device=model.device, dtype=torch.int32) if tokens == 4 else None
+        # How many tokens of each row are taken, [turn, row].
         self.turn = torch.zeros(1, device=model.device, dtype=torch.int64)
-        self.counts = torch.zeros(rows, device=model.device, dtype=torch.int32)
+        self.counts = torch.zeros(1, rows, device=model.device, dtype=torch.int32)
+        self.table = None
+        if tokens == 4:
+            turns = torch.tensor([2, 3, 4, 3], device=model.device, dtype=torch.int32)
+            self.table = turns[(torch.arange(4, device=model.device)[:, None] + self.ids) % 4].contiguous()
         self.reset()
 
     @staticmethod
@@ -257,9 +261,9 @@ class Recurrent:
         if self.plain or self.table is None or all_of_them:
             self.slots.commit(self.batch)
             return
-        self.counts.copy_(self.table[(self.ids + self.turn) % 4])
-        self.turn.add_(1)
-        self.slots.commit(self.batch, self.counts)
+        torch.index_select(self.table, 0, self.turn, out=self.counts)
+        self.turn.add_(1).remainder_(4)
+        self.slots.commit(self.batch, self.counts[0])
 
     def alone(self, projected):
         """Recurrent layers and convolutions of a step, nothing else, all on the same inputs."""
@@ -316,6 +320,7 @@ def triton_kernels():
 
 KERNELS = {}
 LAUNCH = {"BLOCK": 16, "num_warps": 4}
+LAUNCHES = [{"BLOCK": block, "num_warps": warps} for block, warps in ((4, 1), (8, 2), (16, 2), (16, 4), (32, 4), (64, 8))]
 
 
 def triton_mamba2(S, x, B, C, dt, p, z, out):
@@ -334,6 +339,16 @@ def triton_gdn(S, q, k, v, a, b, p, out):
         S, q, k, v, a, b, p["A_log"], p["dt_bias"], out, HV, HV // q.shape[2], q.stride(0), v.stride(0), a.stride(0), b.stride(0), K**-0.5, V=V, K=K, BLOCK=block,
         num_warps=LAUNCH["num_warps"],
     )  # fmt: skip
+
+
+def tune(r, projected):
+    """The fastest of a few launches for a shape and a batch."""
+    times = []
+    for launch in LAUNCHES:
+        LAUNCH.update(launch)
+        timed(lambda: r.alone(projected), 2, True)
+        times.append(timed(lambda: r.alone(projected), 4, True))
+    LAUNCH.update(LAUNCHES[times.index(min(times))])
 
 
 def captured(call, cuda, memory):
@@ -426,6 +441,9 @@ def measure(model, label, rows, tokens, args, cuda):
     taken = (free - torch.cuda.mem_get_info()[0]) / 1e9 if cuda else 0
     ids = torch.randint(0, model.c["vocab"], (rows, tokens), device=model.device)
     projected = torch.randn(rows, tokens, model.projected, device=model.device, dtype=BF16)
+
+    if TRITON in variants and cuda:
+        tune(variants[TRITON], projected)
 
     def whole(r):
         def call():
