@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""SGLang's calls (examples-cpp/adapters/pytorch/sglang.py) against plain recurrences in fp64.
+"""SGLang's calls (examples-cpp/adapters/pytorch/replayssm_sglang.py) against plain recurrences in fp64.
 
     python3 tests/engines/sglang_adapter.py LIBRARY            on the processor, without PyTorch
     python3 tests/engines/sglang_adapter.py LIBRARY --torch    on the processor, with PyTorch's tensors
     python3 tests/engines/sglang_adapter.py LIBRARY --cuda     on a GPU, with PyTorch, and model steps in a CUDA graph
     ... --break NAME                                           a call is made wrongly: it must fail. rings, accepted, flush, bound, null, track
 
-Requests run in slots and rings whose ids differ, verify drafts of which some stay, decode, are folded by force, leave their states at every eighth token, and are taken up again from there.
+Requests run in slots and rings whose ids differ, verify drafts of which some stay, decode, are folded by force, leave their states at every eighth token, and are
+taken up again from there.
 Bounds are those of pytorch_adapter.py: fp32 inputs and states, some 60 tokens with decays below 1, outputs and states at most 1e-5 from fp64.
 """
 
@@ -14,10 +15,12 @@ import math
 import random
 import sys
 
-import pytorch_adapter as plain
+sys.dont_write_bytecode = True
 
-import replayssm_torch as replay  # noqa: E402, its folder is found by pytorch_adapter
-import sglang  # noqa: E402
+import pytorch_adapter as plain  # noqa: E402, puts the folder of the others on the path
+
+import replayssm_sglang as sglang  # noqa: E402
+import replayssm_torch as replay  # noqa: E402
 
 BOUND, NAN = plain.BOUND, plain.NAN
 BREAKS = ("rings", "accepted", "flush", "bound", "null", "track")
@@ -148,7 +151,7 @@ class Engine:
         mixed = turned(self.tensor((n, tokens, self.channels), x))
         null = -1 if self.broken == "null" else self.null
         sglang.causal_conv1d_update(mixed, self.conv, self.held_weight, None, "silu", conv_state_indices=ids, intermediate_state_indices=of_rings,
-                                    pad_slot_id=null, force_flush=mask)  # fmt: skip
+                                    pad_slot_id=null, force_flush=mask)
         size = math.prod(self.out)
         ends = self.array([tokens * i for i in range(n + 1)])
         verify = {"disable_state_update": True, "cache_steps": tokens} if tokens > 1 else {}
@@ -157,7 +160,7 @@ class Engine:
             given = {name: reshaped(tensor, (*lead, *self.widths[name])) for name, tensor in held.items()}
             out = self.tensor((*lead, *self.out), [NAN] * (n * tokens * size))
             sglang.selective_state_update(self.state, given["x"], expand(given["dt"], self.out[1]), self.A, given["B"], given["C"], self.D, given["z"], self.bias, True,
-                                          ids, null, out, intermediate_state_indices=of_rings, force_flush=mask, **verify)  # fmt: skip
+                                          ids, null, out, intermediate_state_indices=of_rings, force_flush=mask, **verify)
         elif tokens == 1:
             H, K, HV, V = *self.widths["q"], *self.widths["v"]
             wide = [e for i in range(n) for name, w in (("q", H * K), ("k", H * K), ("v", HV * V)) for e in inputs[name][i * w : (i + 1) * w]]
@@ -166,11 +169,11 @@ class Engine:
             out = self.tensor((n, 1, *self.out), [NAN] * (n * size))
             sglang.fused_recurrent_linear_replayssm_decode(packed, gates, reshaped(held["beta"], (n, HV)), self.A_log, self.bias, K**-0.5, self.state, out=out,
                                                            ssm_state_indices=ids, force_flush=mask, use_qk_l2norm_in_kernel=True, is_kda=self.family == "kda",
-                                                           ring_indices=of_rings, lower_bound=self.lower(), null_block_id=null)  # fmt: skip
+                                                           ring_indices=of_rings, lower_bound=self.lower(), null_block_id=null)
         else:
             out = sglang.fused_sigmoid_gating_delta_rule_update(
                 self.A_log, held["g"], self.bias, 1.0, 20.0, held["q"], held["k"], held["v"], held["beta"], self.state, ids, None, True, ends, self.family == "kda",
-                intermediate_state_indices=of_rings, lower_bound=self.lower(), force_flush=mask, null_block_id=null, **verify)  # fmt: skip
+                intermediate_state_indices=of_rings, lower_bound=self.lower(), force_flush=mask, null_block_id=null, **verify)
         answers, convolved, states = numbers(out), numbers(mixed), []
         for row, request in enumerate(requests):
             mine = slice(row * tokens * size, (row + 1) * tokens * size)
@@ -274,7 +277,7 @@ def run(family, tensor, device, path, null, broken):
             where = {"seq_lens": engine.array(lengths), "cache_steps": tokens, **common}
             if i % 2:
                 sglang.commit_replayssm_after_verify(engine.slots, ids, where.pop("ring_indices"), engine.array(wrong), None, engine.array(targets, "int64"), tracked,
-                                                     where.pop("null_block_id"), **where)  # fmt: skip
+                                                     where.pop("null_block_id"), **where)
             else:
                 last = engine.array([count - 1 for count in wrong], "int64")
                 sglang.update_mamba_state_after_mtp_verify(engine.slots, last, engine.array(targets, "int64"), tracked, state_batch_indices=ids, **where)
@@ -379,9 +382,9 @@ def run_graph(path, device, capture):
         for i in range(n):
             sglang.fused_sigmoid_gating_delta_rule_update(
                 A_log[i], held["a"][i], bias[i], 1.0, 20.0, held["q"][i], held["k"][i], held["v"][i], held["b"][i], sglang.State(pool, i), ids,
-                use_qk_l2norm_in_kernel=True, cu_seqlens=ends, intermediate_state_indices=rings, cache_steps=T, null_block_id=0, out=out[i])  # fmt: skip
+                use_qk_l2norm_in_kernel=True, cu_seqlens=ends, intermediate_state_indices=rings, cache_steps=T, null_block_id=0, out=out[i])
         sglang.update_mamba_state_after_mtp_verify(slots, counts.long() - 1, tracks, steps, state_batch_indices=ids, ring_indices=rings, null_block_id=0, cache_steps=T,
-                                                   seq_lens=lengths, cu_seqlens=ends)  # fmt: skip
+                                                   seq_lens=lengths, cu_seqlens=ends)
 
     play = model_step
     if capture:

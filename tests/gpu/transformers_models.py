@@ -4,7 +4,9 @@
 
     python3 tests/gpu/transformers_models.py libreplayssm.so [--cpu] [--break] [Mamba-2 Nemotron-H Qwen3-Next "Kimi Linear"]
 
-Needs a GPU (or --cpu, which takes minutes), PyTorch, and transformers 5. --break: one token of the replaced fp32 model is not committed; it must fail. A prompt runs through the unmodified model, whose states are taken over; then 256 tokens are decoded greedily by it, and
+Needs a GPU (or --cpu, which takes minutes), PyTorch, and transformers 5. --break: one token of the replaced fp32 model is not committed; it must fail.
+
+A prompt runs through the unmodified model, whose states are taken over; then 256 tokens are decoded greedily by it, and
 by the same model with its layers' decoding replaced. In fp32 tokens are equal; in bfloat16 up to the first near-tie, of which the margin is printed: by how much
 the unmodified model's logit of its token is above that of the other's. Up to there logits differ by rounding alone: some ten products a layer are rounded to 2^-9, eight
 layers make that sqrt(80) 2^-9 = 1.7e-2 of their norm, of which twice as much is allowed.

@@ -6,19 +6,22 @@
     ... --tiny       on the processor, with small dimensions: a test of this program, its times mean nothing
     ... --break      one commit is left out: the check of outputs must fail
 
-Needs a GPU and PyTorch, and for the default some 110 GB of device memory; what does not fit is left out and said. Takes some three minutes on an H200, --quick one.
+Needs a GPU and PyTorch, and for the default some 130 GB of device memory; what does not fit is left out and said. Takes some three minutes on an H200, --quick one.
 
-Models have the published dimensions of Nemotron-3-Nano-4B (42 blocks: 21 Mamba-2, 17 MLPs, 4 attentions) and of Qwen3.5-4B (32 layers: 24 GDN, 8 attentions, an MLP in each).
-A step: embedding, norms, projections, convolution, recurrent update, attention over a cache of 1024 tokens, MLPs, logits of all tokens; no sampling. Dense parts are PyTorch's own kernels, one
-by one, the same ones in all variants, convolutions are the library's. At several tokens a row, these do not mask each other in the attention, which costs the same.
+Models have the published dimensions of Nemotron-3-Nano-4B (42 blocks: 21 Mamba-2, 17 MLPs, 4 attentions) and of Qwen3.5-4B (32 layers: 24 GDN, 8 attentions, an
+MLP in each). A step: embedding, norms, projections, convolution, recurrent update, attention over a cache of 1024 tokens, MLPs, logits of all tokens; no
+sampling. Dense parts are PyTorch's own kernels, one by one, the same ones in all variants, convolutions are the library's. At several tokens a row, these do not
+mask each other in the attention, which costs the same.
 
 Plain: the library's plain update (extend), which reads and writes each state in each step. For several tokens it is a lower bound of what engines do: they keep a
-state per token, to be able to go back, and it writes one. Triton: a plain update of one token a row in Triton, the fastest of six launches, in the place of the library's. Replay: at 4 tokens 2, 3, 4, 3 in turns are taken, by
-counts in device memory. Windows are 16 (one token) and 32; a round has whole windows of steps, folds are staggered; variants take turns, and of three rounds the median counts.
+state per token, to be able to go back, and it writes one. Triton: a plain update of one token a row in Triton, the fastest of six launches, in the place of the
+library's. Replay: at 4 tokens 2, 3, 4, 3 in turns are taken, by counts in device memory. Windows are 16 (one token) and 32; a round has whole windows of steps,
+folds are staggered; variants take turns, and of three rounds the median counts.
 
-The check, in front of each measurement: from empty states, recurrent layers get the same random inputs and all tokens are taken. Their outputs, bfloat16, may round to
-the neighbour, 2^-7 at most, where the fp32 numbers behind them differ in their last bits; a readout or a state of eight bits may do as much once more: 2^-6. The logits of fp32 states differ as those of
-two bfloat16 computations do: some ten roundings of 2^-9 a block, sqrt(10 blocks) 2^-9 of their norm, of which twice as much is allowed.
+The check, in front of each measurement: from empty states, recurrent layers get the same random inputs and all tokens are taken. Their outputs, bfloat16, may
+round to the neighbour, 2^-7 at most, where the fp32 numbers behind them differ in their last bits; a readout or a state of eight bits may do as much once more:
+2^-6. The logits of fp32 states differ as those of two bfloat16 computations do: some ten roundings of 2^-9 a block, sqrt(10 blocks) 2^-9 of their norm, of which
+twice as much is allowed.
 """
 
 import argparse
@@ -44,23 +47,24 @@ CHECKED = 5
 
 MODELS = {
     "Nemotron-3-Nano-4B": dict(
-        hidden=3136, vocab=131072, blocks="M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-", mlp=12544, tied=False, gated_mlp=False, heads=40, kv_heads=8, head_dim=128, rotated=0,
-        gated_attention=False, mamba=(96, 80, 128, 8), cache=1024,
+        hidden=3136, vocab=131072, tied=False, blocks="M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-", mlp=12544, gated_mlp=False,
+        heads=40, kv_heads=8, head_dim=128, rotated=0, gated_attention=False, mamba=(96, 80, 128, 8), cache=1024,
     ),
     "Qwen3.5-4B": dict(
-        hidden=2560, vocab=248320, blocks="G-G-G-*-" * 8, mlp=9216, tied=True, gated_mlp=True, heads=16, kv_heads=4, head_dim=256, rotated=64, gated_attention=True,
-        delta=(16, 32, 128, 128), cache=1024,
+        hidden=2560, vocab=248320, tied=True, blocks="G-G-G-*-" * 8, mlp=9216, gated_mlp=True,
+        heads=16, kv_heads=4, head_dim=256, rotated=64, gated_attention=True, delta=(16, 32, 128, 128), cache=1024,
     ),
-}  # fmt: skip
+}
 TINY = {
     "tiny Nemotron-H": dict(
-        hidden=64, vocab=101, blocks="M-MM*-M-", mlp=96, tied=False, gated_mlp=False, heads=4, kv_heads=2, head_dim=16, rotated=0, gated_attention=False, mamba=(4, 16, 32, 2),
-        cache=24,
+        hidden=64, vocab=101, tied=False, blocks="M-MM*-M-", mlp=96, gated_mlp=False,
+        heads=4, kv_heads=2, head_dim=16, rotated=0, gated_attention=False, mamba=(4, 16, 32, 2), cache=24,
     ),
     "tiny Qwen3.5": dict(
-        hidden=64, vocab=101, blocks="G-G-G-*-", mlp=96, tied=True, gated_mlp=True, heads=4, kv_heads=2, head_dim=16, rotated=8, gated_attention=True, delta=(2, 4, 32, 16), cache=24,
+        hidden=64, vocab=101, tied=True, blocks="G-G-G-*-", mlp=96, gated_mlp=True,
+        heads=4, kv_heads=2, head_dim=16, rotated=8, gated_attention=True, delta=(2, 4, 32, 16), cache=24,
     ),
-}  # fmt: skip
+}
 
 # name: format, readout, plain.
 VARIANTS = {
@@ -329,7 +333,7 @@ def triton_mamba2(S, x, B, C, dt, p, z, out):
     KERNELS["mamba2"][(rows, heads, -(-dim // block))](
         S, x, B, C, dt, p["A"], p["D"], p["dt_bias"], z, out, heads, heads // B.shape[2], x.stride(0), B.stride(0), C.stride(0), dt.stride(0), z.stride(0),
         DIM=dim, N=n, BLOCK=block, num_warps=LAUNCH["num_warps"],
-    )  # fmt: skip
+    )
 
 
 def triton_gdn(S, q, k, v, a, b, p, out):
@@ -338,7 +342,7 @@ def triton_gdn(S, q, k, v, a, b, p, out):
     KERNELS["gdn"][(rows, HV, V // block)](
         S, q, k, v, a, b, p["A_log"], p["dt_bias"], out, HV, HV // q.shape[2], q.stride(0), v.stride(0), a.stride(0), b.stride(0), K**-0.5, V=V, K=K, BLOCK=block,
         num_warps=LAUNCH["num_warps"],
-    )  # fmt: skip
+    )
 
 
 def tune(r, projected):
@@ -436,7 +440,7 @@ def measure(model, label, rows, tokens, args, cuda):
             print(f"{label}, batch {rows}, {tokens} tokens: left out, needs {needed / 1e9:.0f} GB of which {free / 1e9:.0f} are free", flush=True)
             return []
     variants = {name: Recurrent(model, name, rows, tokens, window, 0 if cuda else None, args.library, args.pdl and not VARIANTS.get(name, (0, 0, 1))[2])
-                for name in sorted(names, key=lambda name: name != "plain F32")}  # fmt: skip
+                for name in sorted(names, key=lambda name: name != "plain F32")}
     worst, off = check(model, variants, rows, tokens, args.broken)
     taken = (free - torch.cuda.mem_get_info()[0]) / 1e9 if cuda else 0
     ids = torch.randint(0, model.c["vocab"], (rows, tokens), device=model.device)
@@ -473,7 +477,7 @@ def measure(model, label, rows, tokens, args, cuda):
             "model": label, "batch": rows, "tokens": tokens, "variant": name, "window": window, "step_ms": statistics.median(steps[1:]),
             "recurrent_ms": statistics.median(alone[1:]), "rounds_ms": steps[1:], "steps_per_round": window * int(steps[0]), "error": worst[name],
             "logits_error": off if name == "F32 FULL" else None, "state_bytes": rows * state * (2 if "BF16" in name else 4), "device_gb": taken,
-        })  # fmt: skip
+        })
     del plays, variants
     return records
 
@@ -537,7 +541,7 @@ def main():
             state = math.prod(Recurrent.shape(c)) * model.recurrent
             where = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}" if cuda else "the processor"
             print(f"\n{label} on {where}: weights {model.bytes / 1e9:.2f} GB, attention caches {model.kv_bytes / 1e9:.2f} GB; fp32 states {state * 4 / 1e6:.1f} MB a row, "
-                  f"{state * 4 * max(batches) / 1e9:.2f} GB at batch {max(batches)}")  # fmt: skip
+                  f"{state * 4 * max(batches) / 1e9:.2f} GB at batch {max(batches)}")
             print(heading("whole step, ms"), flush=True)
             mine = []
             for t in tokens:
@@ -558,8 +562,9 @@ def main():
                 of = {r["variant"]: r["recurrent_ms"] / r["step_ms"] for r in records}
                 shares = "".join(f"{of[name]:>17.0%}" if name in of else " " * 17 for name in COLUMNS)
                 print(f"{label:<20}{records[0]['batch']:>6}{records[0]['tokens']:>3}{shares}")
-            worst = {name: max(r["error"] for records in mine for r in records if r["variant"] == name) for name in COLUMNS if any(r["variant"] == name for m in mine for r in m)}
-            off = max((r["logits_error"] for records in mine for r in records if r["logits_error"] is not None), default=0.0)
+            flat = [r for records in mine for r in records]
+            worst = {name: max(r["error"] for r in flat if r["variant"] == name) for name in COLUMNS if any(r["variant"] == name for r in flat)}
+            off = max((r["logits_error"] for r in flat if r["logits_error"] is not None), default=0.0)
             print("checked against plain F32: outputs " + ", ".join(f"{name} {error:.1e}" for name, error in worst.items()) + f"; logits of F32 FULL {off:.1e}")
             if cuda and mine:
                 print(f"device memory of all variants: up to {max(m[0]['device_gb'] for m in mine):.0f} GB")

@@ -2,11 +2,13 @@
 """SGLang's calls, answered by libreplayssm: its names and the order of its arguments, so that a call site maps line by line.
 
 Where SGLang passes a layer's tensor of states (`temporal[layer]`, `conv[0][layer]`) stands `State(pool, layer)`. Its two arrays of ids are the library's: where a
-request's state is kept (`mamba_cache_indices`: slots), and where its recent tokens are (`intermediate_state_indices`, `ring_indices`: rings). A ring belongs to a request for as long as
-it runs, so it is what SGLang calls `req_pool_indices`, and not the number of its row in this batch; every call of a step names it, plain decoding too.
+request's state is kept (`mamba_cache_indices`: slots), and where its recent tokens are (`intermediate_state_indices`, `ring_indices`: rings). A ring belongs to a
+request for as long as it runs, so it is what SGLang calls `req_pool_indices`, and not the number of its row in this batch; every call of a step names it, plain
+decoding too.
 
 Steps leave states as they are: after the last layer, `commit_decode` or `update_mamba_state_after_mtp_verify` moves the positions, once for all layers, and keeps
-snapshots for the prefix cache. Positions are tokens in the state: SGLang's `seq_lens` before a verification, and in decoding, where it has counted the new token already, after the step.
+snapshots for the prefix cache. Positions are tokens in the state: SGLang's `seq_lens` before a verification, and in decoding, where it has counted the new token
+already, after the step.
 
 Other arguments of SGLang's are taken and have no meaning here: intermediate states, cursors and window caches are the library's own business.
 """
