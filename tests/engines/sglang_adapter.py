@@ -141,8 +141,8 @@ class Engine:
     def array(self, values, dtype="int32"):
         return self.tensor((len(values),), values, dtype)
 
-    def step(self, requests, slots, rings, tokens, force):
-        """One model step: what each request would be after each of its tokens."""
+    def step(self, requests, slots, rings, tokens, force, idle=0):
+        """One model step: what each request would be after each of its tokens. idle: padding behind the rows, without tokens, as in SGLang's graphs."""
         draw, n = self.draw, len(slots)
         inputs = {name: [draw.gauss(0, 1) for _ in range(n * tokens * math.prod(w))] for name, w in self.widths.items()}
         held = {name: self.tensor((n, tokens, *w) if self.family == "mamba2" else (1, n * tokens, *w), inputs[name]) for name, w in self.widths.items()}
@@ -171,6 +171,8 @@ class Engine:
                                                            ssm_state_indices=ids, force_flush=mask, use_qk_l2norm_in_kernel=True, is_kda=self.family == "kda",
                                                            ring_indices=of_rings, lower_bound=self.lower(), null_block_id=null)
         else:
+            ids, of_rings = self.array(slots + [self.null] * idle), self.array(rings + [0] * idle, "int64")
+            ends = self.array([tokens * min(i, n) for i in range(n + idle + 1)])
             out = sglang.fused_sigmoid_gating_delta_rule_update(
                 self.A_log, held["g"], self.bias, 1.0, 20.0, held["q"], held["k"], held["v"], held["beta"], self.state, ids, None, True, ends, self.family == "kda",
                 intermediate_state_indices=of_rings, lower_bound=self.lower(), force_flush=mask, null_block_id=null, **verify)
@@ -310,12 +312,13 @@ def run(family, tensor, device, path, null, broken):
         assert off < BOUND, f"{name}: the snapshot at {position} is off by {off:.1e}, expected {BOUND}"
         engine.seen, engine.wanted = [], []
         for tokens in (4, 1):
-            ids, of_rings, ends, used_null, behind = engine.step([request], [8], [4], tokens, None)
+            ids, of_rings, ends, used_null, behind = engine.step([request], [8], [4], tokens, None, 2)
             common = {"ring_indices": of_rings, "null_block_id": used_null, "cu_seqlens": ends, "num_tokens": tokens}
             if tokens == 1:
                 sglang.commit_decode(engine.slots, ids, **common)
             else:
-                sglang.update_mamba_state_after_mtp_verify(engine.slots, engine.array([1]), None, None, state_batch_indices=ids, cache_steps=4, **common)
+                last = engine.array([1] * ids.shape[0])
+                sglang.update_mamba_state_after_mtp_verify(engine.slots, last, None, None, state_batch_indices=ids, cache_steps=4, **common)
             request = behind[0][min(2, tokens)]
         off = plain.relative(engine.seen, engine.wanted)
         assert off < BOUND, f"{name}: outputs behind the snapshot at {position} are off by {off:.1e}, expected {BOUND}"
