@@ -44,6 +44,7 @@ import replayssm_torch as replay  # noqa: E402
 BF16 = torch.bfloat16
 NEIGHBOUR = 2**-7
 CHECKED = 5
+OUT_OF_MEMORY = 40
 
 MODELS = {
     "Nemotron-3-Nano-4B": dict(
@@ -323,6 +324,7 @@ def triton_kernels():
 
 
 KERNELS = {}
+SIDE = {}
 LAUNCH = {"BLOCK": 16, "num_warps": 4}
 LAUNCHES = [{"BLOCK": block, "num_warps": warps} for block, warps in ((4, 1), (8, 2), (16, 2), (16, 4), (32, 4), (64, 8))]
 
@@ -359,7 +361,7 @@ def captured(call, cuda, memory):
     """The call as a graph."""
     if not cuda:
         return call
-    side = torch.cuda.Stream()
+    side = SIDE.setdefault("stream", torch.cuda.Stream())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         call()
@@ -546,7 +548,13 @@ def main():
             mine = []
             for t in tokens:
                 for rows in batches:
-                    records = measure(model, label, rows, t, args, cuda)
+                    try:
+                        records = measure(model, label, rows, t, args, cuda)
+                    except (torch.OutOfMemoryError, replay.ReplayError) as error:
+                        if getattr(error, "status", OUT_OF_MEMORY) != OUT_OF_MEMORY:
+                            raise
+                        print(f"{label}, batch {rows}, {t} tokens: left out, {error}", flush=True)
+                        records = []
                     if records:
                         mine.append(records)
                         results += records
