@@ -170,9 +170,18 @@ fn few_several_kda_of_split32() {
     }
 }
 
-/// Two rigs that were given the same five tokens, one of them EXACT, and a generator for more.
-fn two_rigs(family: i32, readout: i32) -> (Rig, Rig, Rng) {
-    let spec = Spec { family, readout, heads: 4, slots: 3, schedule: REPLAYSSM_SCHEDULE_NONE, ..aligned(14) };
+/// Heads of which few fit a block's memory are worked on in halves.
+#[test]
+fn few_halves_of_heads() {
+    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
+        all_ways(&Spec { family, t_max: 4, window: 32, headdim: 128, heads: 4, ..aligned(24) }, 12);
+    }
+}
+
+/// Two rigs that were given the same five tokens, one of them EXACT, and a generator for more. t_max: of steps; one of a step's tokens is taken.
+fn two_rigs(family: i32, readout: i32, t_max: usize, headdim: usize) -> (Rig, Rig, Rng) {
+    let spec =
+        Spec { family, readout, t_max, headdim, heads: 4, slots: 3, schedule: REPLAYSSM_SCHEDULE_NONE, ..aligned(14) };
     let exact = Spec { readout: REPLAYSSM_READOUT_EXACT, ..spec.clone() };
     let (rig, exact, mut rng) = (Rig::new(spec), Rig::new(exact), Rng(14));
     for slot in 0..3 {
@@ -186,9 +195,9 @@ fn two_rigs(family: i32, readout: i32) -> (Rig, Rig, Rng) {
     (rig, exact, rng)
 }
 
-/// A token for each of three rows, committed: outputs of both rigs.
+/// Tokens for each of three rows, of which one is committed: outputs of both rigs.
 fn step(rig: &Rig, exact: &Rig, rng: &mut Rng, flush: bool) -> [Vec<Vec<f64>>; 2] {
-    let rows: Vec<Row> = (0..3).map(|slot| Row { flush, ..Row::new(slot, &rig.tokens(rng, 1)) }).collect();
+    let rows: Vec<Row> = (0..3).map(|slot| Row { flush, ..Row::new(slot, &rig.tokens(rng, rig.spec.t_max)) }).collect();
     [rig, exact].map(|rig| {
         rig.layer(0, &rows, false, 0);
         let outputs = rig.layer(1, &rows, false, 0);
@@ -201,8 +210,11 @@ fn step(rig: &Rig, exact: &Rig, rng: &mut Rng, flush: bool) -> [Vec<Vec<f64>>; 2
 /// Tiles of a head may stand at different positions, as after a launch that did not end: each takes in its own records, and says so.
 #[test]
 fn tiles_that_stand_apart() {
-    for (family, (_, readout, limit)) in FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w))) {
-        let (rig, exact, mut rng) = two_rigs(family, readout);
+    let single = FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w, 1, 64)));
+    // Halves of heads.
+    let halves = [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA].map(|family| (family, WAYS[2], 2, 128));
+    for (family, (_, readout, limit), t_max, headdim) in single.chain(halves) {
+        let (rig, exact, mut rng) = two_rigs(family, readout, t_max, headdim);
         let (layer, tiles, tile_bytes) = (1, rig.spec.headdim / 16, 16 * rig.spec.dstate * 2);
         let (checkpoint, tags) =
             (rig.component(REPLAYSSM_COMPONENT_CHECKPOINT), rig.component(REPLAYSSM_COMPONENT_TAGS));
@@ -258,19 +270,24 @@ fn tiles_that_stand_apart() {
 /// they would have been.
 #[test]
 fn tags_that_cannot_be_trusted() {
-    for (family, (_, readout, limit)) in FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w))) {
-        let (rig, exact, mut rng) = two_rigs(family, readout);
+    let single = FAMILIES.into_iter().flat_map(|f| WAYS[1..3].iter().map(move |&w| (f, w, 1, 64)));
+    // Of one half of a head.
+    let half = (REPLAYSSM_FAMILY_GDN, WAYS[2], 2, 128);
+    for (family, (_, readout, limit), t_max, headdim) in single.chain([half]) {
+        let (rig, exact, mut rng) = two_rigs(family, readout, t_max, headdim);
         let (channels, tiles) = (rig.spec.headdim, rig.spec.headdim / 16);
         let tags = rig.component(REPLAYSSM_COMPONENT_TAGS);
         poke(address(&tags, 1, 1) + (2 * tiles + 3) * 8, &13i64.to_le_bytes());
         let before = rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 1, 1);
         let [seen, wanted] = step(&rig, &exact, &mut rng, false);
         for (row, head) in (0..3).flat_map(|row| (0..4).map(move |head| (row, head))) {
-            let [seen, wanted] = [&seen, &wanted].map(|all| &all[row][head * channels..][..channels]);
-            if (row, head) == (1, 2) {
-                assert!(seen.iter().all(|&y| y == 0.0), "{:?}", rig.spec);
-            } else {
-                assert!(relative(seen, wanted) <= limit, "row {row}, head {head} of {:?}", rig.spec);
+            for token in 0..t_max {
+                let [seen, wanted] = [&seen, &wanted].map(|all| &all[row][(token * 4 + head) * channels..][..channels]);
+                if (row, head) == (1, 2) {
+                    assert!(seen.iter().all(|&y| y == 0.0), "{:?}", rig.spec);
+                } else {
+                    assert!(relative(seen, wanted) <= limit, "row {row}, head {head} of {:?}", rig.spec);
+                }
             }
         }
         assert!(rig.part(REPLAYSSM_COMPONENT_CHECKPOINT, 1, 1) == before);

@@ -12,6 +12,9 @@
 //
 // Columns of a product are what a checkpoint is read with: C of each token, or k and q of each.
 //
+// Where few heads fit shared memory, what is called a head here is a part of one, of some of its rows: the parts of a head stand next to each other,
+// in an item or in items one after the other. What all rows of a head have in common is left by the first part.
+//
 // Outputs come from the checkpoint as the step found it and all of the records since then, whether the head folds or not: nobody waits for a
 // fold, which is late by up to two plans. A ring has space for a step beside all that may be folded (its rows: window, kept tokens, tokens of
 // a step), so that folders find their records in the ring until the launch ends; a checkpoint is written once its bytes have come here.
@@ -96,7 +99,8 @@ struct Head {
   i16 from;    // record at which the checkpoint stands
   i16 folds;   // records that it takes in
   i16 leads;   // whether records of keys are left with this head's
-  i16 reserved[2];
+  i16 part;
+  i16 reserved;
 };
 
 // A bulk copy of a head, of no bytes if there is none; to: within its stage.
@@ -110,8 +114,12 @@ struct __align__(16) Copy {
 template <i32 FORMAT>
 constexpr bool HAS_HALVES = FORMAT == FORMAT_F32;
 
-// Rows in the first half of such a plane.
-DEVICE i32 first_half(const State &s) { return min((s.rows + 2 * TILE - 1) / (2 * TILE) * TILE, s.rows); }
+// Whether planes have those of both halves of fp32 values.
+template <i32 FORMAT>
+constexpr bool HAS_PLANES = FORMAT == FORMAT_SPLIT32 && !INSTANCE_HIGH;
+
+// Rows in the first half of a plane that has halves.
+DEVICE i32 first_half(i32 rows) { return min((rows + 2 * TILE - 1) / (2 * TILE) * TILE, rows); }
 
 // Rings of a head's gates.
 struct Gates {
@@ -223,6 +231,9 @@ struct Count {
   }
 };
 
+// Parts of a head.
+DEVICE i32 parts_of(const Pipeline &s) { return INSTANCE_SINGLE ? 1 : s.parts; }
+
 // Warps in front of consumers.
 DEVICE i32 services_of(const Pipeline &s) { return SERVICES + s.producers; }
 
@@ -248,6 +259,7 @@ struct Job {
   char *stage;
   char *keys;
   i32 number;  // of the head
+  i32 tile;    // the first, of all of the head's
 };
 
 DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 plane, i32 stage, i32 keys) {
@@ -259,7 +271,8 @@ DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 plane, i32 s
   j.plane = plane_at(s, plane);
   j.stage = stage_at(s, stage);
   j.keys = keys_at(s, keys);
-  j.number = j.item->head + h * j.item->step;
+  j.number = j.item->head + h / parts_of(s) * j.item->step;
+  j.tile = parts_of(s) > 1 ? j.head->part * s.tiles : 0;
   return j;
 }
 
@@ -267,7 +280,7 @@ DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 plane, i32 s
 // later ones in front of the step), 1 behind the last; weights: what a record weighs by then. decays: of each token, e^(log decays from the
 // first on); own: what tokens bring to each column, [column][token]. One token: it is a record as any other, whose decay elapsed has, and weights
 // are what records bring to each column, the columns of a record next to each other.
-DEVICE const char *values_at(const Pipeline &s, const Job &j) { return j.stage + s.at_values; }
+DEVICE const char *values_at(const Pipeline &, const Job &j) { return j.stage; }
 DEVICE float2 *gates_at(const Pipeline &s, const Job &j) { return (float2 *)(j.stage + s.at_gates); }
 DEVICE float *elapsed_at(const Pipeline &s, const Job &j) { return (float *)(j.stage + s.at_weights); }
 DEVICE float *decays_at(const Pipeline &s, const Job &j) { return elapsed_at(s, j) + s.history + 4; }
@@ -368,7 +381,9 @@ DEVICE void plan(const typename Family::Params &params) {
     Count count = {of / MAX_HEADS, turn.place};
     Job job = job_of(params.pipeline, count, of % MAX_HEADS, 0, 0, 0);
     if (plans_one && (job.head->kind == FOLD || job.head->kind == ODD)) {
-      ptx_bulk_prefetch(job.head->checkpoint, (u32)(params.family.state.rows * COLUMNS * (FORMAT <= FORMAT_F32 ? 4 : 2)));
+      i32 bytes = params.pipeline.channels * ROW_BYTES;
+      ptx_bulk_prefetch(job.head->checkpoint, (u32)(FORMAT == FORMAT_F32 ? 2 * bytes : bytes));
+      if (FORMAT == FORMAT_SPLIT32) ptx_bulk_prefetch(job.head->checkpoint + params.family.state.rows * ROW_BYTES, (u32)bytes);
       Family::prefetch_records(params, job);
     }
     turn.next(PLANS);
@@ -388,7 +403,7 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
   u32 bytes = (u32)(n * Family::record_bytes(params) + len * Family::token_bytes(params) + s.plane_bytes);
   SharedAt full = places.full(stage.place), at = places.memory + (s.at_stages + stage.place * s.stage_bytes);
   SharedAt to = places.memory + plane.place * s.plane_stride;
-  u32 half = HAS_HALVES<FORMAT> ? (u32)(first_half(params.family.state) * COLUMNS * 4) : 0;
+  u32 half = HAS_HALVES<FORMAT> ? (u32)(first_half(s.channels) * COLUMNS * 4) : 0;
   const char *checkpoint = job.head->checkpoint, *ring = job.head->value_ring;
   i32 row_bytes = params.family.state.rows * Family::VALUE_BYTES, before = min(n, ring_rows - first) * row_bytes, behind = n * row_bytes - before;
   Copy tokens[SINGLE_COPIES];
@@ -401,13 +416,23 @@ DEVICE void bring_head(const typename Family::Params &params, const Job &job, co
   } else {
     if (lane == 0) {
       ptx_barrier_arrive_expect(full, bytes);
-      // One thread: lanes would take turns.
-      ptx_bulk_copy(to, checkpoint, HAS_HALVES<FORMAT> ? half : (u32)s.plane_bytes, full);
-      if (before > 0) ptx_bulk_copy(at + s.at_values, ring + first * row_bytes, (u32)before, full);
-      if (behind > 0) ptx_bulk_copy(at + (s.at_values + before), ring, (u32)behind, full);
+      // One thread: lanes would take turns. Both planes of a part that is read with both lie apart.
+      u32 upper = HAS_HALVES<FORMAT> ? half : (u32)s.plane_bytes;
+      if (HAS_PLANES<FORMAT> && parts_of(s) > 1) upper /= 2;
+      ptx_bulk_copy(to, checkpoint, upper, full);
+      if (HAS_PLANES<FORMAT> && parts_of(s) > 1) ptx_bulk_copy(to + upper, checkpoint + params.family.state.rows * ROW_BYTES, upper, full);
+      if (parts_of(s) == 1 && before > 0) ptx_bulk_copy(at, ring + first * row_bytes, (u32)before, full);
+      if (parts_of(s) == 1 && behind > 0) ptx_bulk_copy(at + before, ring, (u32)behind, full);
 #pragma unroll
       for (i32 i = 0; i < SINGLE_COPIES; i++)
         if (tokens[i].bytes > 0) ptx_bulk_copy(at + tokens[i].to, tokens[i].from, tokens[i].bytes, full);
+    }
+    if (parts_of(s) > 1) {
+#pragma unroll 1
+      for (i32 i = lane; i < n; i += WARP) {
+        i32 row = first + i < ring_rows ? first + i : first + i - ring_rows;
+        ptx_bulk_copy(at + i * s.value_stride, ring + row * row_bytes, (u32)s.value_stride, full);
+      }
     }
     if (!INSTANCE_SINGLE || Family::HAS_LOGS) {
       // Of several tokens, and what Family adds.
@@ -648,11 +673,11 @@ DEVICE void free_place(SharedAt empty) {
 
 // The lane's eight values of a block of a checkpoint's row in shared memory.
 template <i32 FORMAT>
-DEVICE void row_of(const State &s, const char *plane, i32 element, float (&v)[8]) {
+DEVICE void row_of(i32 rows, const char *plane, i32 element, float (&v)[8]) {
   if (FORMAT == FORMAT_F32) {
     load8_32(plane + element * 4, v);
   } else {
-    const char *high = plane + element * 2, *low = high + s.rows * ROW_BYTES;
+    const char *high = plane + element * 2, *low = high + rows * ROW_BYTES;
     uint4 a = *(const uint4 *)high, b = *(const uint4 *)low;
     u32 wa[4] = {a.x, a.y, a.z, a.w}, wb[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
@@ -665,13 +690,13 @@ DEVICE void row_of(const State &s, const char *plane, i32 element, float (&v)[8]
 
 // The same as multiply with fp32 rows, eight apart: both halves of their bits, 22 in all, with columns that are exact.
 template <i32 FORMAT>
-DEVICE void multiply_full(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
+DEVICE void multiply_full(i32 rows, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
   float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
   for (i32 j = 0; j < BLOCKS; j++) {
     float a[8], b[8];
-    row_of<FORMAT>(s, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
-    row_of<FORMAT>(s, plane, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+    row_of<FORMAT>(rows, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
+    row_of<FORMAT>(rows, plane, (row + 8) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
     uint4 c = *(const uint4 *)(column + 2 * BLOCK * j);
     u32 pairs[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
@@ -774,7 +799,7 @@ DEVICE void add_brought(const char *values, i32 stride, i32 tile, i32 n, const B
 
 // Products of up to SEVERAL_TILES tiles from first on with the columns of which a lane has one.
 template <i32 FORMAT, bool HIGH>
-DEVICE void multiply_tiles(const State &s, const Job &job, i32 first, i32 end, const char *column, Lane lane, float (&y)[SEVERAL_TILES][4]) {
+DEVICE void multiply_tiles(i32 rows, const Job &job, i32 first, i32 end, const char *column, Lane lane, float (&y)[SEVERAL_TILES][4]) {
   uint4 columns[BLOCKS];
   if (HIGH) load_blocks(column, columns);
 #pragma unroll 1
@@ -786,7 +811,7 @@ DEVICE void multiply_tiles(const State &s, const Job &job, i32 first, i32 end, c
       const char *low = job.plane + row * ROW_BYTES + 16 * lane.quad;
       multiply(low, low + 8 * ROW_BYTES, columns, sums);
     } else {
-      multiply_full<FORMAT>(s, job.plane, row, column, lane, sums);
+      multiply_full<FORMAT>(rows, job.plane, row, column, lane, sums);
     }
 #pragma unroll
     for (i32 of = 0; of < SEVERAL_TILES; of++)
@@ -824,7 +849,7 @@ template <class Family>
 DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job, i32 tile) {
   if (job.head->kind != ODD) return Folds{job.head->from, job.head->folds};
   const State &state = params.family.state;
-  i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + tile];
+  i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + job.tile + tile];
   return Folds{(i32)(tag - job.item->position + job.item->records),
                (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
 }
@@ -875,7 +900,7 @@ DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32
   i32 swap = FORMAT == FORMAT_F32 ? (lane.group & 1) * 4 : 0;
   float sums[SINGLE_TILES][2 * C] = {};
   // Rows of the first half are freed while those of the second are read, if there are any.
-  i32 half = first_half(state) < state.rows ? first_half(state) : 0;
+  i32 half = first_half(state.rows) < state.rows ? first_half(state.rows) : 0;
   // Of several columns some blocks at a time, since registers are few.
   constexpr i32 SOME = BLOCKS / C;
 #pragma unroll
@@ -906,7 +931,7 @@ DEVICE void read_full(const Pipeline &s, const State &state, const Job &job, i32
             float4 a = *(const float4 *)(at + swap), b = *(const float4 *)(at + (4 ^ swap));
             v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
           } else {
-            row_of<FORMAT>(state, job.plane, element + BLOCK * j, v);
+            row_of<FORMAT>(state.rows, job.plane, element + BLOCK * j, v);
           }
 #pragma unroll
           for (i32 c = 0; c < C; c++)
@@ -970,7 +995,7 @@ DEVICE void consume_single(const typename Family::Params &params, const Job &job
     Family::template read_plane<FORMAT, HIGH>(params, job, first, plane_empty[0], lane);
   const State &state = params.family.state;
   // read_full has freed the first half, if there are rows behind it.
-  bool is_half_free = HAS_HALVES<FORMAT> && !Family::WEIGHS_FIRST && first_half(state) < state.rows;
+  bool is_half_free = HAS_HALVES<FORMAT> && !Family::WEIGHS_FIRST && first_half(state.rows) < state.rows;
   if (!is_half_free) free_place(plane_empty[0]);
   if (HAS_HALVES<FORMAT>) free_place(plane_empty[1]);
   if (!Family::WEIGHS_FIRST) {
@@ -986,7 +1011,7 @@ template <class Family, i32 FORMAT, bool HIGH>
 DEVICE void consume_several(const typename Family::Params &params, const Job &job, const SharedAt (&plane_empty)[2], SharedAt empty, Lane lane) {
   Family::template weigh_head<false>(params, job);
   __syncwarp();
-  i32 tiles = params.family.state.tiles, step = job.head->kind == ODD ? 1 : (i32)SEVERAL_TILES;
+  i32 tiles = params.pipeline.tiles, step = job.head->kind == ODD ? 1 : (i32)SEVERAL_TILES;
 #pragma unroll 1
   for (i32 tile = 0; tile < tiles; tile += step)
     Family::template read_tiles<FORMAT, HIGH>(params, job, folds_of_tile<Family>(params, job, tile).from, tile, min(tile + step, tiles), lane);
@@ -1221,7 +1246,7 @@ DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half
   Folds f;
   {
     Job job = job_of_unit(params.pipeline, unit);
-    load_part<FORMAT>(t, state, checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, unit.tile, 0), half, fold_lane());
+    load_part<FORMAT>(t, state, checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, job.tile + unit.tile, 0), half, fold_lane());
     f = folds_of_tile<Family>(params, job, unit.tile);
   }
   i32 end = f.from + f.n;
@@ -1231,7 +1256,7 @@ DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half
     Job job = job_of_unit(params.pipeline, unit);
     float *records = unit_at(params.pipeline, me);
     i32 n = min(end - first, (i32)FOLD_RECORDS), channel = unit.tile * TILE + half * 8;
-    u32 slow = bring_unit<Family>(params, job, first, first + n, channel, state.rows - channel, records);
+    u32 slow = bring_unit<Family>(params, job, first, first + n, channel, params.pipeline.channels - channel, records);
     take_in<Family>(t, records, wide_at(params.pipeline) + first * Family::WIDE, n, slow, fold_lane());
     __syncwarp();
   }
@@ -1240,7 +1265,7 @@ DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half
   i32 head = unit.item * s.heads_per_item + unit.h;
   ptx_counter_wait(places().taken(head % s.stages), (u32)(head / s.stages) + 1);
   Job job = job_of_unit(s, unit);
-  Checkpoint c = checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, unit.tile, job.item->seed);
+  Checkpoint c = checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, job.tile + unit.tile, job.item->seed);
   store_tile<FORMAT>(t, state, c, fold_lane(), half, job.item->position - job.item->records + end);
 }
 
@@ -1251,11 +1276,11 @@ DEVICE void fold_tile(const typename Family::Params &params, const Unit &unit, i
   Folds f = folds_of_tile<Family>(params, job, unit.tile);
   if (f.n <= 0) return;
 #pragma unroll 1
-  for (i32 half = 0; half < 2 && unit.tile * TILE + half * 8 < state.rows; half += Family::FOLD_HALVES)
+  for (i32 half = 0; half < 2 && unit.tile * TILE + half * 8 < params.pipeline.channels; half += Family::FOLD_HALVES)
     fold_part<Family, FORMAT>(params, unit, half, me);
   Job again = job_of_unit(params.pipeline, Unit{ptx_hide(unit.item), unit.h, unit.tile});
   f = folds_of_tile<Family>(params, again, unit.tile);
-  i64 *tags = (i64 *)own_part(state.tags, again.item->slot) + (i64)again.number * state.tiles;
+  i64 *tags = (i64 *)own_part(state.tags, again.item->slot) + (i64)again.number * state.tiles + again.tile;
   __syncwarp();
   if (lane_index() == 0) tags[unit.tile] = again.item->position - again.item->records + f.from + f.n;
 }
@@ -1286,8 +1311,8 @@ DEVICE void fold(const typename Family::Params &params) {
         i32 kind = plans().head[i / ITEMS % PLANS][i % ITEMS * MAX_HEADS + unit.h].kind;
         if (kind != FOLD && kind != ODD) continue;
 #pragma unroll 1
-        for (; unit.tile < params.family.state.tiles; unit.tile += s.folders) fold_tile<Family, FORMAT>(params, unit, me);
-        unit.tile -= params.family.state.tiles;
+        for (; unit.tile < s.tiles; unit.tile += s.folders) fold_tile<Family, FORMAT>(params, unit, me);
+        unit.tile -= s.tiles;
       }
     }
     __syncwarp();
@@ -1307,8 +1332,8 @@ DEVICE void prefetch(const typename Family::Params &params) {
   i64 slot = id_at(batch.slots, number / s.items_per_row);
   if (slot < 0 || slot >= params.family.slots.n_slots) return;
   i64 head = Family::head_of(params, (i32)(number % s.items_per_row), i % s.heads_per_item);
-  i64 bytes = (i64)state.rows * COLUMNS * (state.format <= FORMAT_F32 ? 4 : 2);
-  ptx_bulk_prefetch((const char *)own_part(state.checkpoint, slot) + head * bytes, (u32)s.plane_bytes);
+  i64 bytes = (i64)state.rows * COLUMNS * (state.format <= FORMAT_F32 ? 4 : 2), part = (number % s.items_per_row * s.heads_per_item + i % s.heads_per_item) % parts_of(s);
+  ptx_bulk_prefetch((const char *)own_part(state.checkpoint, slot) + head * bytes + part * s.plane_bytes, (u32)s.plane_bytes);
 }
 
 template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>

@@ -248,7 +248,6 @@ struct Pipeline {
   i32 stage_bytes;
   // Of the first stage, and within a stage.
   i32 at_stages;
-  i32 at_values;
   i32 at_z;
   i32 at_gates;
   i32 at_weights;
@@ -266,6 +265,10 @@ struct Pipeline {
   // Keys of the item that folds, decoded; records of a folder's part of a head.
   i32 at_wide;
   i32 at_units;
+  // Parts that heads are worked on in, each of which is a head here: how many, and the rows and tiles of one.
+  i32 parts;
+  i32 channels;
+  i32 tiles;
 };
 
 struct Mamba2DecodeParams {

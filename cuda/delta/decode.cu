@@ -31,8 +31,8 @@ struct Delta {
     FEW = MAX_COLUMNS / 2,
   };
 
-  static DEVICE i32 record_bytes(const Params &p) { return p.family.state.rows * VALUE_BYTES; }
-  static DEVICE i32 token_bytes(const Params &p) { return p.family.state.rows * 2; }
+  static DEVICE i32 record_bytes(const Params &p) { return p.pipeline.channels * VALUE_BYTES; }
+  static DEVICE i32 token_bytes(const Params &p) { return p.pipeline.channels * 2; }
   static DEVICE i64 key_bytes(const Params &p) { return p.family.k.token * 2; }
   static DEVICE i64 query_bytes(const Params &p) { return p.family.q.token * 2; }
 
@@ -43,7 +43,7 @@ struct Delta {
   static DEVICE i32 key_head(const Params &p, i32 item) { return item / (p.pipeline.items_per_row / p.family.qk_heads); }
   static DEVICE i32 head_of(const Params &p, i32 item, i32 h) {
     i32 key = key_head(p, item), each = p.family.state.heads / p.family.qk_heads;
-    i32 within = item % (p.pipeline.items_per_row / p.family.qk_heads) * p.pipeline.heads_per_item + h;
+    i32 within = (item % (p.pipeline.items_per_row / p.family.qk_heads) * p.pipeline.heads_per_item + h) / parts_of(p.pipeline);
     return p.family.is_tiled ? key + within * p.family.qk_heads : key * each + within;
   }
 
@@ -64,12 +64,13 @@ struct Delta {
     bool exists = number >= 0 && h < pipeline.heads_per_item;
     i32 first = exists ? head_of(params, within, 0) : 0, head = exists ? head_of(params, within, h) : 0;
     Row r = {};
-    i32 kind = NOTHING, from = 0, folds = 0;
+    i32 kind = NOTHING, from = 0, folds = 0, part = (within * pipeline.heads_per_item + h) % parts_of(pipeline);
+    i32 channel = part * pipeline.channels;
     i64 position = 0, oldest = 0;
     if (exists) {
-      r = resolve(p.slots, p.batch, row, p.place, head == 0);
+      r = resolve(p.slots, p.batch, row, p.place, head == 0 && part == 0);
       kind = r.span.len == 0 ? NOTHING : r.live ? READ : p.batch.keep_null_outputs ? NOTHING : ZERO;
-      to.out = span_at(r.span, p.out, 0, head);
+      to.out = span_at(r.span, p.out, 0, head) + channel * (i32)size_of(p.out.dtype);
     }
     i64 flush_before = 0;
     i32 flush = 0;
@@ -103,9 +104,10 @@ struct Delta {
         }
         gates[t] = make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, g);
       }
-      to.leads = p.is_tiled ? head < p.qk_heads : head % (s.heads / p.qk_heads) == 0;
+      to.leads = part == 0 && (p.is_tiled ? head < p.qk_heads : head % (s.heads / p.qk_heads) == 0);
+      to.part = (i16)part;
       if (bad) {
-        fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
+        if (part == 0) fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
         kind = ZERO;
         oldest = position;
       } else {
@@ -114,12 +116,13 @@ struct Delta {
         from = (i32)(position - tag);
       }
       i64 elements = (i64)s.rows * COLUMNS, record = (i64)head * p.ring_rows;
-      to.checkpoint = (const char *)own_part(s.checkpoint, r.slot) + head * elements * (s.format <= FORMAT_F32 ? 4 : 2);
-      to.value_ring = (char *)own_part(p.ring_u, r.ring) + record * s.rows * VALUE_BYTES;
-      to.raw_ring = (char *)own_part(p.ring_v, r.ring) + record * s.rows * 2;
+      to.checkpoint = (const char *)own_part(s.checkpoint, r.slot) + head * elements * (s.format <= FORMAT_F32 ? 4 : 2) +
+                      channel * COLUMNS * (s.format == FORMAT_F32 ? 4 : 2);
+      to.value_ring = (char *)own_part(p.ring_u, r.ring) + (record * s.rows + channel) * VALUE_BYTES;
+      to.raw_ring = (char *)own_part(p.ring_v, r.ring) + (record * s.rows + channel) * 2;
       to.gate_ring = (char *)own_part(p.ring_g, r.ring) + record * (IS_KDA ? COLUMNS * 4 : 4);
       to.beta_ring = (char *)own_part(p.ring_beta, r.ring) + record * 4;
-      to.value = span_at(r.span, p.v, 0, head);
+      to.value = span_at(r.span, p.v, 0, head) + channel * 2;
       if (IS_KDA) to.z = span_at(r.span, p.g, 0, head);
     }
     // The oldest of the item's heads.
@@ -172,8 +175,9 @@ struct Delta {
     }
   }
 
-  // v of records that a head takes in.
+  // v of records that a head takes in: of all of its parts.
   static DEVICE void prefetch_records(const Params &p, const Job &job) {
+    if (job.head->part != 0) return;
     i32 rows = p.family.ring_rows, bytes = p.family.state.rows * 2, first = job.item->first, n = job.item->records;
     i32 before = min(n, rows - first);
     if (before > 0) ptx_bulk_prefetch(job.head->raw_ring + first * bytes, (u32)(before * bytes));
@@ -315,7 +319,7 @@ struct Delta {
   static DEVICE void zero(const Params &p, const Job &job) {
     const Tensor &out = p.family.out;
     for (i32 t = 0; t < job.item->len; t++)
-      for (i32 i = lane_index(); i < p.family.state.rows; i += WARP)
+      for (i32 i = lane_index(); i < p.pipeline.channels; i += WARP)
         store_one(job.head->out + (t * out.token + i) * size_of(out.dtype), out.dtype, 0.0f);
   }
 
@@ -416,7 +420,7 @@ struct Delta {
         of[i] = elapsed * column_norm<false>(s, job, c + i);
         decays[i] = decays_at(s, job)[min(token_of(c + i, len), len - 1)];
       }
-      multiply_tiles<FORMAT, HIGH_>(params.family.state, job, first, end, column_of<false>(s, job, pass, lane), lane, y);
+      multiply_tiles<FORMAT, HIGH_>(s.channels, job, first, end, column_of<false>(s, job, pass, lane), lane, y);
       add_records<Delta, !HIGH_, 2>(s, job, pass, first, end, from, of, lane, y);
 #pragma unroll
       for (i32 i = 0; i < SEVERAL_TILES; i++)
@@ -434,19 +438,18 @@ struct Delta {
 #pragma unroll
       for (i32 e = 0; e < 4; e++) {
         i32 channel = (first + i) * TILE + lane.group + e / 2 * 8;
-        if (first + i < end && channel < p.family.state.rows) to[e % 2 * p.pipeline.sums + channel] = y[i][e];
+        if (first + i < end && channel < p.pipeline.channels) to[e % 2 * p.pipeline.sums + channel] = y[i][e];
       }
   }
 
   // From sums to outputs: by forward substitution, a channel a lane.
   static DEVICE void substitute(const Params &params, const Job &job, i32 first, i32 end) {
     const Pipeline &s = params.pipeline;
-    const State &state = params.family.state;
     constexpr i32 MOST = IS_KDA ? (i32)FEW : (i32)MAX_TOKENS;
     const float *sums = sums_at(s);
     i32 len = job.item->len;
     __syncwarp();
-    i32 last = min(end * (i32)TILE, state.rows), queries = len <= FEW ? (i32)FEW : (i32)MAX_COLUMNS;
+    i32 last = min(end * (i32)TILE, s.channels), queries = len <= FEW ? (i32)FEW : (i32)MAX_COLUMNS;
 #pragma unroll 1
     for (i32 channel = first * TILE + lane_index(); channel < last; channel += WARP) {
       float u[MOST];
@@ -475,6 +478,7 @@ struct Delta {
     const State &s = p.state;
     i32 len = job.item->len, lane = lane_index(), n = job.item->records;
     bool leads = job.head->leads;
+    if (job.head->part != 0) return;
     if (lane < len) {
       i32 at = job.item->at + lane;
       if (at >= p.ring_rows) at -= p.ring_rows;

@@ -70,6 +70,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
 
   // Log decays, too.
   static DEVICE void prefetch_records(const Params &p, const Job &job) {
+    if (job.head->part != 0) return;
     i32 rows = p.family.ring_rows, first = job.item->first, n = job.item->records, before = min(n, rows - first);
     Base::prefetch_records(p, job);
     if (before > 0) ptx_bulk_prefetch(job.head->gate_ring + first * LOG_BYTES, (u32)(before * LOG_BYTES));
@@ -329,15 +330,15 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
   // Products of two fp32 rows of the checkpoint, SECOND apart, with fp32 columns, as with multiply; column: the lane's eight values of the first
   // block of its own. ARE_PARTS: columns have no more bits than a product takes, else they are split.
   template <i32 FORMAT, i32 SECOND, bool ARE_PARTS>
-  static DEVICE void multiply_columns(const State &s, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
+  static DEVICE void multiply_columns(i32 rows, const char *plane, i32 row, const char *column, Lane lane, float (&out)[4]) {
     constexpr u32 MASK = 0xFFFFE000u;
     float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) {
       float a[8], b[8], c[8];
       load8_32(column + j * BLOCK * 4, c);
-      row_of<FORMAT>(s, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
-      row_of<FORMAT>(s, plane, (row + SECOND) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
+      row_of<FORMAT>(rows, plane, row * COLUMNS + BLOCK * j + 8 * lane.quad, a);
+      row_of<FORMAT>(rows, plane, (row + SECOND) * COLUMNS + BLOCK * j + 8 * lane.quad, b);
 #pragma unroll
       for (i32 i = 0; i < 4; i++) {
         float v[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
@@ -404,7 +405,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
         float y[4];
         i32 row = (first + tile) * TILE + 2 * lane.group;
         // For each tile once more: there are not registers for it.
-        multiply_columns<FORMAT, 1, true>(params.family.state, job.plane, row, column + ptx_hide(0), lane, y);
+        multiply_columns<FORMAT, 1, true>(params.family.state.rows, job.plane, row, column + ptx_hide(0), lane, y);
 #pragma unroll
         for (i32 t = 0; t < 4; t++)
 #pragma unroll
@@ -494,7 +495,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       for (i32 t = 0; t < SEVERAL_TILES; t++) {
         if (first + t >= end) break;
         float sums[4];
-        multiply_columns<FORMAT, 8, false>(params.family.state, job.plane, (first + t) * TILE + lane.group, column, lane, sums);
+        multiply_columns<FORMAT, 8, false>(s.channels, job.plane, (first + t) * TILE + lane.group, column, lane, sums);
 #pragma unroll
         for (i32 k = 0; k < SEVERAL_TILES; k++)
 #pragma unroll
@@ -510,6 +511,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
   static DEVICE float brings(const Pipeline &s, const Job &job, i32 column, i32 i) { return weights_at(s, job)[i * MAX_COLUMNS + column]; }
 
   static DEVICE void record_rest(const Params &params, const Job &job, bool high) {
+    if (job.head->part != 0) return;
 #pragma unroll 1
     for (i32 t = 0; t < job.item->len; t++) {
       i32 at = job.item->at + t;

@@ -144,7 +144,7 @@ struct Mamba2 {
     const Pipeline &s = p.pipeline;
     i32 len = job.item->len, t = i < len ? i : i - len;
     u32 bytes = (u32)(p.family.state.rows * 2);
-    if (i < len) return Copy{job.head->value + t * p.family.x.token * 2, (u32)(s.at_values + (job.item->records + t) * s.value_stride), bytes};
+    if (i < len) return Copy{job.head->value + t * p.family.x.token * 2, (u32)((job.item->records + t) * s.value_stride), bytes};
     return Copy{job.head->z + t * p.family.z.token * 2, (u32)(s.at_z + t * s.value_stride), has_z(p) && t < len ? bytes : 0};
   }
 
@@ -245,7 +245,7 @@ struct Mamba2 {
     const Pipeline &s = params.pipeline;
     constexpr i32 PARTS = HIGH ? 2 : 3;
     float elapsed = elapsed_at(s, job)[from], of[2] = {elapsed, elapsed}, y[SEVERAL_TILES][4] = {};
-    multiply_tiles<FORMAT, HIGH>(p.state, job, first, end, column_of(s, job, lane), lane, y);
+    multiply_tiles<FORMAT, HIGH>(p.state.rows, job, first, end, column_of(s, job, lane), lane, y);
     add_records<Mamba2, false, PARTS>(s, job, 0, first, end, from, of, lane, y);
     // Hidden, so that they are not kept in registers from before.
     i32 len = ptx_hide(job.item->len), n = ptx_hide(job.item->records), rows = p.state.rows;

@@ -13,6 +13,8 @@ const MAX_PLANES: i32 = 8;
 const MAX_KEYS: i32 = 4;
 pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
+/// Parts of a head at most.
+const MAX_PARTS: i32 = 4;
 const MAX_COLUMNS: i32 = 8;
 /// Tokens of a step of Kimi Delta Attention: k and q of all of them are columns of one product.
 pub(super) const MAX_KDA_TOKENS: i32 = MAX_COLUMNS / 2;
@@ -54,6 +56,8 @@ pub struct Shape {
     pub sharing: i32,
     /// Rows of a head's state.
     pub channels: i32,
+    /// Parts that a head may be worked on in, at most.
+    pub parts: i32,
     /// Bytes of an element of the checkpoint that readouts look at.
     pub element_bytes: i32,
     /// Bytes of an element of values.
@@ -84,6 +88,7 @@ impl Shape {
             heads: state.heads as i32,
             sharing: 1,
             channels: state.rows as i32,
+            parts: 1,
             element_bytes: if high { 2 } else { 4 },
             value_bytes: 2,
             token_rows: i32::from(has_z),
@@ -102,6 +107,12 @@ impl Shape {
                 // Of k and q.
                 let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
                 Some(Shape {
+                    // Whole tiles. Of one token a head's records are few.
+                    parts: match shape.channels {
+                        channels if tokens > 1 && channels % (MAX_PARTS * TILE) == 0 => MAX_PARTS,
+                        channels if tokens > 1 && channels % (2 * TILE) == 0 => 2,
+                        _ => 1,
+                    },
                     // With decays of its own a head has products of its own.
                     sharing: if kda { 1 } else { (dims.v_heads / dims.qk_heads) as i32 },
                     // u is as precise as the readout; v comes with the token.
@@ -188,6 +199,9 @@ pub struct Tuning {
     pub items_of_two: i32,
     /// The same of four heads.
     pub items_of_four: i32,
+    /// Checkpoints that a block is to have space for, or heads are taken in halves or quarters, if they may be. They are, too, where there are fewer
+    /// heads than multiprocessors.
+    pub whole_planes: i32,
 }
 
 /// Best on sm_90 of all that was tried there, for steps of one token and of several.
@@ -201,6 +215,7 @@ const SM_90: Tuning = Tuning {
     heads_per_item: MAX_HEADS,
     items_of_two: 4,
     items_of_four: 16,
+    whole_planes: 3,
 };
 const SM_90_SEVERAL: Tuning = Tuning { consumers: 6, items_of_two: 8, items_of_four: 8, ..SM_90 };
 
@@ -265,10 +280,11 @@ impl Tuning {
                 "heads-per-item" => &mut tuning.heads_per_item,
                 "items-of-two" => &mut tuning.items_of_two,
                 "items-of-four" => &mut tuning.items_of_four,
+                "whole-planes" => &mut tuning.whole_planes,
                 _ => {
                     return Err(format!(
                         "{name} is unknown; expected blocks, producers, consumers, folders, plane-bytes, keys, heads-per-item, \
-                         items-of-two or items-of-four"
+                         items-of-two, items-of-four or whole-planes"
                     ));
                 }
             };
@@ -290,6 +306,7 @@ impl Tuning {
         within("keys", self.keys, 2, MAX_KEYS)?;
         within("items-of-two", self.items_of_two, 0, 1 << 16)?;
         within("items-of-four", self.items_of_four, 0, 1 << 16)?;
+        within("whole-planes", self.whole_planes, 0, MAX_PLANES + 1)?;
         // Halves of it are tried.
         within("heads-per-item", self.heads_per_item, 1, MAX_HEADS)?;
         if !(self.heads_per_item as u32).is_power_of_two() {
@@ -317,6 +334,30 @@ pub struct Choice {
 impl Choice {
     /// A pure function of the shape and the device; none where the shape is too large.
     pub fn of(shape: &Shape, device: &Device, tuning: &Tuning) -> Option<Choice> {
+        let mut chosen = None;
+        for parts in [1, 2, MAX_PARTS].into_iter().filter(|&parts| parts <= shape.parts) {
+            let of_parts = Shape {
+                heads: parts * shape.heads,
+                sharing: parts * shape.sharing,
+                channels: shape.channels / parts,
+                ..*shape
+            };
+            let choice = Choice::in_parts(&of_parts, parts, device, tuning);
+            chosen = choice.or(chosen);
+            // As few parts as suit, or else as many as there may be.
+            let items = shape.rows.saturating_mul(of_parts.heads.into());
+            let suits = |choice: Choice| {
+                choice.pipeline.planes >= tuning.whole_planes && items >= device.multiprocessors.into()
+            };
+            if choice.is_some_and(suits) {
+                break;
+            }
+        }
+        chosen
+    }
+
+    /// The same of a shape whose heads are parts of heads.
+    fn in_parts(shape: &Shape, parts: i32, device: &Device, tuning: &Tuning) -> Option<Choice> {
         if !(1..=MAX_TOKENS).contains(&shape.tokens) || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
             return None;
         }
@@ -326,7 +367,6 @@ impl Choice {
         let value_stride = shape.channels * shape.value_bytes;
         let plane_bytes = shape.channels * COLUMNS * shape.element_bytes;
         let plane_stride = up(plane_bytes, 128);
-        let at_values = 0;
         let at_z = shape.staged() * value_stride;
         let at_gates = up(at_z + shape.token_rows * shape.tokens * value_stride, 16);
         let at_weights = up(at_gates + shape.staged() * shape.gate_bytes(), 16);
@@ -373,7 +413,7 @@ impl Choice {
             [2, 1]
                 .into_iter()
                 .map(|each| each * consumers)
-                .filter(|&stages| stages <= MAX_STAGES)
+                .filter(|&stages| stages <= if is_single { MAX_STAGES } else { MAX_PLANES })
                 .flat_map(|stages| (2..=MAX_KEYS).map(move |keys| (stages, keys)))
                 .map(|(stages, keys)| (planes(stages, keys), stages, keys))
                 .filter(|&(planes, ..)| planes > 0)
@@ -440,7 +480,6 @@ impl Choice {
             plane_stride,
             stage_bytes,
             at_stages: planes * plane_stride,
-            at_values,
             at_z,
             at_gates,
             at_weights,
@@ -455,6 +494,9 @@ impl Choice {
             sums,
             at_wide,
             at_units: at_wide + wide_bytes,
+            parts,
+            channels: shape.channels,
+            tiles: up(shape.channels, TILE) / TILE,
         };
         Some(Choice {
             blocks_each: blocks,
@@ -580,7 +622,7 @@ mod tests {
             assert!(p.stages % p.consumers == 0 && p.folders >= 1, "{choice:?}");
             assert_eq!(threads as i32, (p.producers + p.consumers + p.folders + SERVICES) * WARP);
             assert!(blocks_each * threads as i32 <= MAX_WARPS * WARP, "{choice:?}");
-            assert!(p.heads_per_item <= MAX_HEADS && shape.sharing % p.heads_per_item == 0, "{choice:?}");
+            assert!(p.heads_per_item <= MAX_HEADS && shape.sharing * p.parts % p.heads_per_item == 0, "{choice:?}");
             assert!(p.history >= shape.history + shape.tokens && p.history % TILE == 0);
             assert!(shape.history <= MAX_HISTORY);
         });
@@ -644,7 +686,7 @@ mod tests {
             in_order(
                 "a stage",
                 &[
-                    (p.at_values, staged * p.value_stride, 128),
+                    (0, staged * p.value_stride, 128),
                     (p.at_z, token_bytes, 16),
                     (p.at_gates, gates, 16),
                     (p.at_weights, before * 4 + brought + parts, 16),
@@ -673,7 +715,10 @@ mod tests {
             // Tiles of keys are read whole.
             assert!(p.at_keys + (p.keys - 1) * p.key_bytes + p.history * ROW_BYTES <= choice.shared_bytes as i32);
             // Tiles of sums are written whole.
-            assert!(p.sums >= up(shape.channels, TILE) && p.sums % 4 == 0);
+            assert!(p.sums >= up(p.channels, TILE) && p.sums % 4 == 0);
+            // Parts are whole tiles, and stand next to each other.
+            assert!(p.parts * p.channels == shape.channels && (p.parts == 1 || p.channels % TILE == 0), "{choice:?}");
+            assert!(p.tiles == up(p.channels, TILE) / TILE, "{choice:?}");
             in_order(
                 "a block",
                 &[
@@ -695,7 +740,7 @@ mod tests {
         all(|_, shape, choice, _| {
             let p = &choice.pipeline;
             assert_eq!(p.n_items, shape.rows * i64::from(p.items_per_row));
-            assert_eq!(p.items_per_row * p.heads_per_item, shape.heads);
+            assert_eq!(p.items_per_row * p.heads_per_item, shape.heads * p.parts);
             // As items_of_block counts them.
             let of_block = |block: i64| (p.n_items - block + choice.blocks - 1) / choice.blocks;
             assert_eq!((0..choice.blocks).map(of_block).sum::<i64>(), p.n_items);
@@ -706,12 +751,13 @@ mod tests {
             for is_tiled in [false, true] {
                 let mut seen = vec![0; shape.heads as usize];
                 for (item, h) in (0..p.items_per_row).flat_map(|item| (0..p.heads_per_item).map(move |h| (item, h))) {
-                    let (key, within) = (item / items_per_key, item % items_per_key * p.heads_per_item + h);
+                    let (key, within) = (item / items_per_key, (item % items_per_key * p.heads_per_item + h) / p.parts);
                     let head = if is_tiled { key + within * key_heads } else { key * shape.sharing + within };
-                    assert!(is_tiled || head == item * p.heads_per_item + h);
+                    let part = item * p.heads_per_item + h;
+                    assert!(is_tiled || head == part / p.parts);
                     seen[head as usize] += 1;
                 }
-                assert!(seen.iter().all(|&n| n == 1), "{seen:?}");
+                assert!(seen.iter().all(|&n| n == p.parts), "{seen:?}");
             }
         });
     }
@@ -774,6 +820,26 @@ mod tests {
                 32,
                 h,
                 ([132, 448, 217600], [3, 3, 3], [1, 3, 8], 4),
+            ),
+            (
+                "122B, batch 256, four tokens, F32 FULL",
+                qwen_122b,
+                full,
+                256,
+                4,
+                32,
+                h,
+                ([132, 448, 211456], [3, 3, 3], [1, 3, 8], 4),
+            ),
+            (
+                "122B, batch 1, four tokens",
+                qwen_122b,
+                split,
+                1,
+                4,
+                32,
+                h,
+                ([132, 512, 157952], [6, 6, 4], [2, 6, 6], 1),
             ),
             ("122B, batch 256", qwen_122b, split, 256, 1, 16, h, ([132, 512, 210560], [4, 5, 4], [1, 5, 8], 4)),
             ("120B, batch 64", nemotron_120b, split, 64, 1, 16, h, ([132, 512, 216960], [8, 16, 4], [2, 8, 4], 2)),

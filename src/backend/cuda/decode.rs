@@ -79,14 +79,20 @@ pub(super) fn in_words(cuda: &Cuda, slots: &SlotsConfig, pool: &PoolConfig, rows
     let Choice { blocks, blocks_each, threads, shared_bytes, pipeline } = choice;
     Some(format!(
         "{}{}, blocks of {threads} threads with {shared_bytes} bytes of shared memory: {blocks}, up to {blocks_each} on a multiprocessor; \
-         {} at a time, {} heads under way",
+         {} at a time, {} under way",
         key.name(),
         if has_z { " (with a gate z)" } else { "" },
-        match pipeline.heads_per_item {
-            1 => "a head".to_owned(),
-            heads => format!("{heads} heads that share keys"),
+        match (pipeline.heads_per_item, pipeline.parts) {
+            (1, 1) => "a head".to_owned(),
+            (heads, 1) => format!("{heads} heads that share keys"),
+            (n, 2) => format!("{n} halves of heads"),
+            (n, _) => format!("{n} quarters of heads"),
         },
-        pipeline.planes,
+        if pipeline.parts == 1 {
+            format!("{} heads", pipeline.planes)
+        } else {
+            format!("{} of those", pipeline.planes)
+        },
     ))
 }
 

@@ -210,7 +210,6 @@ pub struct Pipeline {
     pub plane_stride: i32,
     pub stage_bytes: i32,
     pub at_stages: i32,
-    pub at_values: i32,
     pub at_z: i32,
     pub at_gates: i32,
     pub at_weights: i32,
@@ -225,6 +224,9 @@ pub struct Pipeline {
     pub sums: i32,
     pub at_wide: i32,
     pub at_units: i32,
+    pub parts: i32,
+    pub channels: i32,
+    pub tiles: i32,
 }
 
 /// Of steps of a few tokens.
@@ -1013,8 +1015,8 @@ mod tests {
             }
             Pipeline {
                 n_items, items_per_row, heads_per_item, planes, stages, keys, producers, consumers, folders, tokens, history, columns, products, value_stride,
-                plane_bytes, plane_stride, stage_bytes, at_stages, at_values, at_z, at_gates, at_weights, at_keys, key_bytes,
-                at_queries, at_norms, at_products, at_own_gates, at_sums, sum_columns, sums, at_wide, at_units,
+                plane_bytes, plane_stride, stage_bytes, at_stages, at_z, at_gates, at_weights, at_keys, key_bytes,
+                at_queries, at_norms, at_products, at_own_gates, at_sums, sum_columns, sums, at_wide, at_units, parts, channels, tiles,
             }
             Mamba2DecodeParams { family, pipeline }
             DeltaParams {
