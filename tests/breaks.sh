@@ -94,6 +94,8 @@ a decoding kernel does not decay between tokens of a step~cuda/common/decode.cuh
 a decoding kernel of a delta rule without beta~cuda/delta/decode.cu~s/u\[2\] = \{beta \* \(pair_low\(v\) - y\[0\]\), beta \*/u[2] = {pair_low(v) - y[0], beta */~--test decode few_gdn_of_split32
 a decoding kernel of several tokens of a delta rule without beta~cuda/delta/decode.cu~s/u\[t\] = job\.gates\[t\]\.x \* \(from_bf16\(v\)/u[t] = (from_bf16(v)/~--test decode few_several_gdn
 a decoding kernel of several tokens of a delta rule forgets those before~cuda/delta/decode.cu~s/seen = fma\(own_weight\(s, job, t, i\), u\[i\], seen\);//~--test decode few_several_gdn
+a decoding kernel takes the rows of a head's first part for all~cuda/delta/decode.cu~s/channel = part \* pipeline\.channels;/channel = 0;/~--test decode few_parts
+a decoding kernel has tags of a head's first part for all~cuda/common/decode.cuh~s/j\.head->part \* s\.tiles/0/~--test decode few_parts
 a decoding kernel of Kimi Delta Attention takes fast decays for slow ones~cuda/delta/decode_kda.cuh~s/bits >> e & 1 \? t\.v\[h\]\[j\]\[e\] : -0\.0f/t.v[h][j][e]/~--test decode slow_and_fast_decays
 a decoding kernel of Kimi Delta Attention weighs records without the decays of later ones~cuda/delta/decode_kda.cuh~s/elapsed\[e\] = exists \? add_log\(elapsed\[e\], g\[e\]\) : elapsed\[e\];//~--test decode few_kda_of_split32
 a kernel of single tokens stores a record late~cuda/mamba2/single.cu~s/stop = progress\.stop;/stop = progress.stop > 1 ? progress.stop - 1 : 0;/~--test single few_of_mamba2

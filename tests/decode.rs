@@ -170,11 +170,16 @@ fn few_several_kda_of_split32() {
     }
 }
 
-/// Heads of which few fit a block's memory are worked on in halves.
+/// Heads of which few fit a block's memory are worked on in halves, or quarters if their tiles divide.
 #[test]
-fn few_halves_of_heads() {
-    for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
-        all_ways(&Spec { family, t_max: 4, window: 32, headdim: 128, heads: 4, ..aligned(24) }, 12);
+fn few_parts_of_heads() {
+    let bounded = REPLAYSSM_GATE_LOWER_BOUND;
+    for spec in [
+        Spec { family: REPLAYSSM_FAMILY_GDN, t_max: 4, window: 37, keep: 2, headdim: 128, ..aligned(24) },
+        Spec { family: REPLAYSSM_FAMILY_GDN, t_max: 6, window: 15, headdim: 96, ..aligned(25) },
+        Spec { family: REPLAYSSM_FAMILY_KDA, t_max: 3, window: 37, headdim: 128, gate_kind: bounded, ..aligned(26) },
+    ] {
+        all_ways(&Spec { heads: 4, ..spec }, 12);
     }
 }
 
@@ -366,10 +371,8 @@ fn windows_and_kept_tokens() {
 fn delta_rules() {
     for family in [REPLAYSSM_FAMILY_GDN, REPLAYSSM_FAMILY_KDA] {
         let of = |seed| Spec { family, heads: 4, ..aligned(seed) };
-        let bounded = if family == REPLAYSSM_FAMILY_KDA { REPLAYSSM_GATE_LOWER_BOUND } else { REPLAYSSM_GATE_SOFTPLUS };
         for spec in [
             Spec { headdim: 24, groups: 1, head_map: REPLAYSSM_HEAD_MAP_TILED, ..of(18) },
-            Spec { headdim: 128, t_max: 3, window: 37, keep: 2, gate_kind: bounded, ..of(19) },
             Spec { t_max: 2, window: 5, bias: false, gate_kind: REPLAYSSM_GATE_LOG_DECAY, l2norm: false, ..of(20) },
             Spec {
                 window: 31,
