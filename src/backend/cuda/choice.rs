@@ -107,12 +107,12 @@ impl Shape {
                 // Of k and q.
                 let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
                 Some(Shape {
-                    // Whole tiles. Of one token a head's records are few.
-                    parts: match shape.channels {
-                        channels if tokens > 1 && channels % (MAX_PARTS * TILE) == 0 => MAX_PARTS,
-                        channels if tokens > 1 && channels % (2 * TILE) == 0 => 2,
-                        _ => 1,
-                    },
+                    // Whole tiles. Of one token a head's records are few. With decays per column each part weighs its records anew: quarters of F32
+                    // FULL took 1376 us where halves took 814 (batch 256, four tokens).
+                    parts: [MAX_PARTS, 2]
+                        .into_iter()
+                        .find(|parts| tokens > 1 && shape.channels % (parts * TILE) == 0 && !(kda && *parts > 2))
+                        .unwrap_or(1),
                     // With decays of its own a head has products of its own.
                     sharing: if kda { 1 } else { (dims.v_heads / dims.qk_heads) as i32 },
                     // u is as precise as the readout; v comes with the token.
@@ -199,8 +199,8 @@ pub struct Tuning {
     pub items_of_two: i32,
     /// The same of four heads.
     pub items_of_four: i32,
-    /// Checkpoints that a block is to have space for, or heads are taken in halves or quarters, if they may be. They are, too, where there are fewer
-    /// heads than multiprocessors.
+    /// Checkpoints that a block is to have space for, or heads are taken in halves or quarters, if they may be. They are, too, where each
+    /// part can have a multiprocessor.
     pub whole_planes: i32,
 }
 
@@ -344,10 +344,10 @@ impl Choice {
             };
             let choice = Choice::in_parts(&of_parts, parts, device, tuning);
             chosen = choice.or(chosen);
-            // As few parts as suit, or else as many as there may be.
+            // As few parts as suit, or else as many as there may be; more of them where each can have a multiprocessor.
             let items = shape.rows.saturating_mul(of_parts.heads.into());
             let suits = |choice: Choice| {
-                choice.pipeline.planes >= tuning.whole_planes && items >= device.multiprocessors.into()
+                choice.pipeline.planes >= tuning.whole_planes && items.saturating_mul(2) > device.multiprocessors.into()
             };
             if choice.is_some_and(suits) {
                 break;
@@ -839,7 +839,7 @@ mod tests {
                 4,
                 32,
                 h,
-                ([132, 512, 157952], [6, 6, 4], [2, 6, 6], 1),
+                ([128, 512, 218752], [6, 6, 3], [1, 6, 7], 1),
             ),
             ("122B, batch 256", qwen_122b, split, 256, 1, 16, h, ([132, 512, 210560], [4, 5, 4], [1, 5, 8], 4)),
             ("120B, batch 64", nemotron_120b, split, 64, 1, 16, h, ([132, 512, 216960], [8, 16, 4], [2, 8, 4], 2)),
