@@ -243,7 +243,8 @@ fn identifiers<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
 fn names_in_documents_are_the_headers() {
     let header = read("include/replayssm.h");
     let cmake = read("CMakeLists.txt");
-    let adapters = read("examples-cpp/adapters/ggml/replayssm_ggml.hpp") + &read("tests/engines/pytorch_adapter.py");
+    let ggml = ["replayssm_ggml.hpp", "replayssm_llama.hpp"].map(|name| format!("examples-cpp/adapters/ggml/{name}"));
+    let adapters = read(&ggml[0]) + &read(&ggml[1]) + &read("tests/engines/pytorch_adapter.py");
     // Variables of the build.
     let build = read("build-support/kernels.rs") + &read("build-support/nvrtc.rs");
     for document in DOCUMENTS {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches ggml and builds its CPU backend into build/ggml/libggml.a, for tests/ggml.rs. The source is the archive of llama-cpp-python,
+# Fetches ggml and builds its CPU backend into build/ggml/libggml.a, for tests/ggml.rs; llama.sh builds what is beside it. The source is the archive of llama-cpp-python,
 # pinned by version and hash (packaging/ggml.txt); nothing of it is committed. About a minute on two cores, once. JOBS: compilers at a time.
 #
 # Where that cannot be had, a line "skipped: ggml because ..." says why, and the status is 0.
@@ -32,7 +32,7 @@ made_of=$(cat packaging/ggml.txt tests/ggml.sh && echo "$CC $CXX $flags")
 [ -f "$here/libggml.a" ] && [ "$made_of" = "$(cat "$here/made-of" 2>/dev/null)" ] && exit 0
 rm -f "$here/libggml.a" "$here/made-of"
 
-if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt" || [ ! -d "$here/source/src/ggml-cuda" ]; then
+if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt" || [ ! -d "$here/source/llama" ]; then
   python3 -c 'import ensurepip' 2>/dev/null || skip "Python cannot install packages here"
   python3 -m venv "$here/venv"
   pip=("$here/venv/bin/pip" --quiet --disable-pip-version-check --retries 2)
@@ -53,6 +53,9 @@ if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt" || [ ! -d "$here/source
   tar -xzf "$here"/archive/*.tar.gz -C "$here/unpacked" --strip-components=4 --wildcards --no-wildcards-match-slash \
     '*/vendor/llama.cpp/ggml/CMakeLists.txt' '*/vendor/llama.cpp/ggml/include' '*/vendor/llama.cpp/ggml/src/*.*' \
     '*/vendor/llama.cpp/ggml/src/ggml-cpu' '*/vendor/llama.cpp/ggml/src/ggml-cuda'
+  mkdir "$here/unpacked/llama"
+  tar -xzf "$here"/archive/*.tar.gz -C "$here/unpacked/llama" --strip-components=3 --wildcards --no-wildcards-match-slash \
+    '*/vendor/llama.cpp/include' '*/vendor/llama.cpp/src'
   cp packaging/ggml.txt "$here/unpacked/pinned.txt"
   mv "$here/unpacked" "$here/source"
   rm -rf "$here/archive" "$here/venv"

@@ -137,6 +137,13 @@ class machine {
   machine(const machine &) = delete;
   machine &operator=(const machine &) = delete;
   ggml_backend_t get() const { return backend_; }
+#ifdef GGML_ADAPTER_ON_CUDA
+  ggml_backend_t cuda() const { return backend_; }
+  void *stream() const { return ggml_backend_cuda_stream(backend_); }
+#else
+  ggml_backend_t cuda() const { return nullptr; }
+  void *stream() const { return nullptr; }
+#endif
 
   // Computes a graph, and says how many milliseconds that took.
   double compute(ggml_cgraph *graph) const {
@@ -356,10 +363,8 @@ class with_library : public side {
     replayssm_ggml::memory_options options;
     options.n_cells = n_cells;
     options.n_rs_seq = n_rs_seq;  // drafts that may be rejected
-#ifdef GGML_ADAPTER_ON_CUDA
-    options.cuda = on.get();
-    options.stream = ggml_backend_cuda_stream(on.get());
-#endif
+    options.cuda = on.cuda();  // null on the CPU, as the stream
+    options.stream = on.stream();
     memory_ = std::make_unique<replayssm_ggml::memory>(options);
     if (s.delta) {
       layers_ = std::make_unique<replayssm_ggml::layers>(*memory_, s.net, states, precision);
@@ -589,8 +594,9 @@ result run(const shape &s, int n_threads, const replayssm_ggml::precision &preci
     std::printf("ggml_adapter: %s: MB of a sequence and layer for up to %d drafts: state %.2f + ring %.2f = %.2f; ggml %d states %.2f, "
                 "and in a graph of %d sequences %.2f\n",
                 s.name, n_rs_seq, state, ring, state + ring, n_states, state * n_states, n_seqs, static_cast<double>(theirs.scratch_bytes()) * mb);
-    std::printf("ggml_adapter: %s, %s: median us per layer, %d layers in a graph, %d sequences: 1 token %.1f, ggml %.1f; %d tokens %.1f, ggml %.1f\n",
-                s.name, place.c_str(), n_layers, n_seqs, 1e3 * median(times[0][0]) / n_layers, 1e3 * median(times[0][1]) / n_layers, n_states,
+    std::printf("ggml_adapter: %s, %s, %s: median us per layer, %d layers in a graph, %d sequences: 1 token %.1f, ggml %.1f; "
+                "%d tokens %.1f, ggml %.1f\n",
+                s.name, precision_name, place.c_str(), n_layers, n_seqs, 1e3 * median(times[0][0]) / n_layers, 1e3 * median(times[0][1]) / n_layers, n_states,
                 1e3 * median(times[1][0]) / n_layers, 1e3 * median(times[1][1]) / n_layers);
   }
   return last;
@@ -610,8 +616,8 @@ int main(int argc, char **argv) {
   const replayssm_ggml::precision f32{}, exact{REPLAYSSM_FORMAT_F32, REPLAYSSM_READOUT_EXACT},
       high{REPLAYSSM_FORMAT_SPLIT32, REPLAYSSM_READOUT_HIGH};
   if (mode == "time") {
-    n_layers = 8;
-    n_seqs = 16;
+    n_layers = 4;
+    n_seqs = 8;
     for (const shape &s : shapes) {
       run(s, 1, f32, "F32 FULL", true);
       run(s, 1, high, "SPLIT32 HIGH", true);

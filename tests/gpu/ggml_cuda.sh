@@ -63,7 +63,7 @@ if grep -q '^replayssm' "$out/stubs"; then grep '^replayssm' "$out/stubs" && exi
 {
   echo '#include <stdio.h>'
   echo '#include <stdlib.h>'
-  awk '{ printf "void stub_%d(void) __asm__(\"%s\");\nvoid stub_%d(void) { puts(\"%s was called\"); abort(); }\n", NR, $1, NR, $1 }' "$out/stubs"
+  awk '{ printf "void stub_%d(void) __asm__(\"%s\");\nvoid stub_%d(void) { fputs(\"%s was called\\n\", stderr); abort(); }\n", NR, $1, NR, $1 }' "$out/stubs"
 } >"$out/stubs.c"
 "${CC:-cc}" -c "$out/stubs.c" -o "$out/objects/stubs.o"
 link || { tail -20 "$out/missing" && exit 1; }

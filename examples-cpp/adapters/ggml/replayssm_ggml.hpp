@@ -16,7 +16,8 @@
 // one, as of a prompt, goes into the states token by token. Graph and commit both decide it by the number of tokens. A step may be computed
 // again before its commit, or abandoned; the other may not: clear the cell then.
 //
-// On CUDA everything is enqueued on ggml's stream, and only remove_tail and position wait for it.
+// On CUDA everything is enqueued on ggml's stream. remove_tail and position wait for it, and so may a commit: it copies ids and counts from
+// pageable memory.
 //
 // Creating, and calls between graphs, throw replayssm::Error. In a graph, where nobody could catch it, what is wrong aborts as ggml's own
 // operators do. What is wrong with ids shows in slots().report().
