@@ -58,7 +58,9 @@ fn models_say_in_llama_cpp_with_the_library_what_they_say_without() {
             let run = |program: &Path, mode: &str| -> Output {
                 let mut command = Command::new(program);
                 command.args([architecture, mode]);
-                finish(command.args(["model.gguf", "record"].map(|name| scratch.join(format!("{architecture}-{name}")))))
+                finish(
+                    command.args(["model.gguf", "record"].map(|name| scratch.join(format!("{architecture}-{name}")))),
+                )
             };
             for (program, mode) in [(&stock, "write"), (&stock, "stock"), (&patched, "library")] {
                 let output = run(program, mode);
@@ -68,7 +70,11 @@ fn models_say_in_llama_cpp_with_the_library_what_they_say_without() {
                 print!("{said}");
             }
             let broken = run(&patched, "break");
-            assert!(!broken.status.success(), "{}: {architecture}: a rejected draft that stayed was not noticed", compiler.name);
+            assert!(
+                !broken.status.success(),
+                "{}: {architecture}: a rejected draft that stayed was not noticed",
+                compiler.name
+            );
             assert!(text(&broken).contains("tokens with drafts are not those without\n"), "{}", text(&broken));
         }
     }

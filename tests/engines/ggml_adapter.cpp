@@ -89,7 +89,7 @@ struct ubatch {
 };
 
 ubatch draw(const shape &s, random_numbers &r, int n_tokens, int n_rows) {
-  ubatch u{n_tokens, n_rows, std::vector<inputs>(n_layers)};
+  ubatch u{n_tokens, n_rows, std::vector<inputs>(static_cast<size_t>(n_layers))};
   for (inputs &in : u.layers) {
     for (int t = 0; t < n_tokens * n_rows; t++) {
       for (int64_t i = 0; i < s.packed(); i++) in.packed.push_back(r.between(-1.0f, 1.0f));
