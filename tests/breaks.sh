@@ -132,7 +132,7 @@ an adapter's dt at the end of its padding~examples-cpp/adapters/trtllm/selective
 an adapter's states as they come~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/STATE_COL_MAJOR/STATE_ROW_MAJOR/~--test engines the_tensorrt_llm_adapter
 an adapter's present is past~examples-cpp/adapters/onnxruntime_genai/varlen_gated_delta_net.cpp~s/1 - past\.bank/past.bank/~--test engines genai_adapter
 an adapter's rejected drafts are the accepted ones~examples-cpp/adapters/ggml/replayssm_ggml.hpp~s/COUNTS_REJECTED;/COUNTS_ACCEPTED;/~--test ggml
-an adapter's key heads are shared by neighbours~examples-cpp/adapters/ggml/replayssm_ggml.hpp~s/HEAD_MAP_TILED/HEAD_MAP_GROUPED/~--test ggml
+an adapter's key heads are shared by neighbours~examples-cpp/adapters/ggml/replayssm_ggml.hpp~s/HEAD_MAP_TILED/HEAD_MAP_GROUPED/~--test llama
 an adapter's states are those of other layers~examples-cpp/adapters/ggml/replayssm_ggml.hpp~s/\*compute\)\(dst, op\.layer/*compute)(dst, 0/~--test ggml
 an adapter takes back before it commits~examples-cpp/adapters/ggml/replayssm_llama.hpp~s/(bool remove_tail[^;]*\{\n\s*)commit\(\);/$1/~--test llama
 an adapter goes on from another sequence~examples-cpp/adapters/ggml/replayssm_llama.hpp~s/seq_ids\[i \* n_tokens\]\[0\]/seq_ids[0][0]/~--test llama

@@ -594,10 +594,10 @@ result run(const shape &s, int n_threads, const replayssm_ggml::precision &preci
     std::printf("ggml_adapter: %s: MB of a sequence and layer for up to %d drafts: state %.2f + ring %.2f = %.2f; ggml %d states %.2f, "
                 "and in a graph of %d sequences %.2f\n",
                 s.name, n_rs_seq, state, ring, state + ring, n_states, state * n_states, n_seqs, static_cast<double>(theirs.scratch_bytes()) * mb);
+    const auto us = [&](int kind, int who) { return 1e3 * median(times[kind][who]) / n_layers; };
     std::printf("ggml_adapter: %s, %s, %s: median us per layer, %d layers in a graph, %d sequences: 1 token %.1f, ggml %.1f; "
                 "%d tokens %.1f, ggml %.1f\n",
-                s.name, precision_name, place.c_str(), n_layers, n_seqs, 1e3 * median(times[0][0]) / n_layers, 1e3 * median(times[0][1]) / n_layers, n_states,
-                1e3 * median(times[1][0]) / n_layers, 1e3 * median(times[1][1]) / n_layers);
+                s.name, precision_name, place.c_str(), n_layers, n_seqs, us(0, 0), us(0, 1), n_states, us(1, 0), us(1, 1));
   }
   return last;
 }
@@ -605,6 +605,8 @@ result run(const shape &s, int n_threads, const replayssm_ggml::precision &preci
 }  // namespace
 
 int main(int argc, char **argv) {
+  // Errors alone: backends tell more about themselves.
+  ggml_log_set([](ggml_log_level level, const char *text, void *) { if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr); }, nullptr);
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "break" && argc > 2) broken = argv[2];
   const shape shapes[] = {
