@@ -133,6 +133,11 @@ an adapter folds later than its engine~examples-cpp/adapters/flashinfer/checkpoi
 an adapter's dt at the end of its padding~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/projected - dt_padded/projected - p.nheads/~--test engines the_tensorrt_llm_adapter
 an adapter's states as they come~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/STATE_COL_MAJOR/STATE_ROW_MAJOR/~--test engines the_tensorrt_llm_adapter
 an adapter's present is past~examples-cpp/adapters/onnxruntime_genai/varlen_gated_delta_net.cpp~s/1 - past\.bank/past.bank/~--test engines genai_adapter
+an adapter's rejected drafts are the accepted ones~examples-cpp/adapters/ggml/replayssm_ggml.hpp~s/COUNTS_REJECTED;/COUNTS_ACCEPTED;/~--test ggml
+an adapter's key heads are shared by neighbours~examples-cpp/adapters/ggml/replayssm_ggml.hpp~s/HEAD_MAP_TILED/HEAD_MAP_GROUPED/~--test llama
+an adapter's states are those of other layers~examples-cpp/adapters/ggml/replayssm_ggml.hpp~s/\*compute\)\(dst, op\.layer/*compute)(dst, 0/~--test ggml
+an adapter takes back before it commits~examples-cpp/adapters/ggml/replayssm_llama.hpp~s/(bool remove_tail[^;]*\{\n\s*)commit\(\);/$1/~--test llama
+an adapter goes on from another sequence~examples-cpp/adapters/ggml/replayssm_llama.hpp~s/seq_ids\[i \* n_tokens\]\[0\]/seq_ids[0][0]/~--test llama
 an adapter in Python that takes dt as it comes~examples-cpp/adapters/pytorch/replayssm_torch.py~s/int\(not dt_softplus\)/int(dt_softplus)/~--test python
 TABLE
 }
@@ -176,9 +181,17 @@ broken_device() {
 
 build_device() { tests/emulated/build.sh "$emulated/kernels" "$emulated" "$copy/cuda" >"$copy/log" 2>&1; }
 
+# ggml and llama.cpp, which the tests of their adapters fetch and build: the tree's own serve the copy too. Where they cannot be had, reason
+# says why.
+prepare_ggml() {
+  reason=$(tests/llama.sh)
+  [ -z "$reason" ]
+}
+
 rm -rf "$copy"
-mkdir -p "$copy"
-cp -rp Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml src cuda tests include examples-cpp "$copy"
+mkdir -p "$copy/build" "$root/build/ggml"
+ln -s "$root/build/ggml" "$copy/build/ggml"
+cp -rp packaging Cargo.toml Cargo.lock build.rs build-support cbindgen.toml rust-toolchain.toml src cuda tests include examples-cpp "$copy"
 check=false wanted=
 case ${1:-} in --check) check=true ;; *) wanted=${1:-} ;; esac
 red=0 total=0
@@ -191,7 +204,7 @@ while IFS='~' read -r name file change arguments; do
     echo "does not apply: $name"
   elif $check; then
     red=$((red + 1))
-  elif [[ $file == cuda/* ]] && ! prepare_device; then
+  elif { [[ $file == cuda/* ]] && ! prepare_device; } || { [[ $arguments =~ ^--test\ (ggml|llama) ]] && ! prepare_ggml; }; then
     echo "skipped: $name: $reason"
     total=$((total - 1))
   else

@@ -243,9 +243,9 @@ fn identifiers<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
 fn names_in_documents_are_the_headers() {
     let header = read("include/replayssm.h");
     let cmake = read("CMakeLists.txt");
-    let adapters = read("examples-cpp/adapters/ggml/replayssm_ggml.hpp")
-        + &read("tests/engines/pytorch_adapter.py")
-        + &read("tests/engines/sglang_adapter.py");
+    let ggml = ["replayssm_ggml.hpp", "replayssm_llama.hpp"].map(|name| format!("examples-cpp/adapters/ggml/{name}"));
+    let python = ["pytorch_adapter.py", "sglang_adapter.py"].map(|name| format!("tests/engines/{name}"));
+    let adapters: String = ggml.iter().chain(&python).map(|name| read(name)).collect();
     // Variables of the build.
     let build = read("build-support/kernels.rs") + &read("build-support/nvrtc.rs");
     for document in DOCUMENTS {

@@ -1,5 +1,5 @@
 //! The adapter for ggml beside ggml itself, which `tests/ggml.sh` fetches and builds: the same outputs and states for the same inputs, in
-//! graphs that ggml's threads compute. Told to keep one rejected draft, the program must see it.
+//! graphs that ggml's threads compute. With operands exchanged, or a rejected draft kept, the program must see it.
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 #![cfg(target_os = "linux")]
@@ -37,11 +37,15 @@ fn build(compiler: &Compiler, headers: &Path, archive: &Path) -> PathBuf {
 #[test]
 fn the_adapter_gives_what_ggmls_own_operators_give() {
     let Some((headers, archive)) = ggml() else { return };
-    let programs: Vec<PathBuf> = compilers().iter().map(|compiler| build(compiler, &headers, &archive)).collect();
-    let said = text(&succeed(&mut Command::new(&programs[0])));
-    assert!(said.starts_with("ggml_adapter: "), "{said}");
-    println!("{said}");
-    let broken = finish(Command::new(&programs[0]).arg("break"));
-    assert!(!broken.status.success(), "a draft that stayed although it was rejected was not noticed");
-    assert_eq!(text(&broken), "an output differs from ggml's\n");
+    for compiler in compilers() {
+        let program = build(&compiler, &headers, &archive);
+        let said = text(&succeed(&mut Command::new(&program)));
+        assert!(said.starts_with("ggml_adapter: "), "{said}");
+        println!("{}: {said}", compiler.name);
+        for what in ["ssm_scan", "gated_delta_net", "drafts_of_ssm_scan", "drafts_of_gated_delta_net"] {
+            let broken = finish(Command::new(&program).args(["break", what]));
+            assert!(!broken.status.success(), "{}: a break was not noticed: {what}", compiler.name);
+            assert_eq!(text(&broken), "an output differs from ggml's\n", "{what}");
+        }
+    }
 }

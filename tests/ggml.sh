@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches ggml and builds its CPU backend into build/ggml/libggml.a, for tests/ggml.rs. The source is the archive of llama-cpp-python,
-# pinned by version and hash (packaging/ggml.txt); nothing of it is committed. About a minute on two cores, once.
+# Fetches ggml and builds its CPU backend into build/ggml/libggml.a, for tests/ggml.rs; llama.sh builds what is beside it. The source is the archive of llama-cpp-python,
+# pinned by version and hash (packaging/ggml.txt); nothing of it is committed. About a minute on two cores, once. JOBS: compilers at a time.
 #
 # Where that cannot be had, a line "skipped: ggml because ..." says why, and the status is 0.
 set -euo pipefail
@@ -32,13 +32,16 @@ made_of=$(cat packaging/ggml.txt tests/ggml.sh && echo "$CC $CXX $flags")
 [ -f "$here/libggml.a" ] && [ "$made_of" = "$(cat "$here/made-of" 2>/dev/null)" ] && exit 0
 rm -f "$here/libggml.a" "$here/made-of"
 
-if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt"; then
+if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt" || [ ! -d "$here/source/llama" ]; then
   python3 -c 'import ensurepip' 2>/dev/null || skip "Python cannot install packages here"
   python3 -m venv "$here/venv"
   pip=("$here/venv/bin/pip" --quiet --disable-pip-version-check --retries 2)
   rm -rf "$here/archive"
-  "${pip[@]}" install --no-deps --only-binary=:all: --require-hashes -r packaging/ggml-backend.txt >"$log" 2>&1 &&
-    "${pip[@]}" download --no-deps --no-binary=llama-cpp-python --no-build-isolation --require-hashes -d "$here/archive" \
+  backend=(-r packaging/ggml-backend.txt)
+  # Telling name and version of an archive needs CMake too, though nothing is built.
+  command -v cmake >/dev/null || backend+=(-r packaging/cmake.txt)
+  "${pip[@]}" install --no-deps --only-binary=:all: --require-hashes "${backend[@]}" >"$log" 2>&1 &&
+    PATH="$here/venv/bin:$PATH" "${pip[@]}" download --no-deps --no-binary=llama-cpp-python --no-build-isolation --require-hashes -d "$here/archive" \
       -r packaging/ggml.txt >>"$log" 2>&1 || {
     # Something else under that name is no reason to skip.
     if grep -q 'DO NOT MATCH THE HASHES' "$log"; then cat "$log" && exit 1; fi
@@ -49,7 +52,10 @@ if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt"; then
   mkdir "$here/unpacked"
   tar -xzf "$here"/archive/*.tar.gz -C "$here/unpacked" --strip-components=4 --wildcards --no-wildcards-match-slash \
     '*/vendor/llama.cpp/ggml/CMakeLists.txt' '*/vendor/llama.cpp/ggml/include' '*/vendor/llama.cpp/ggml/src/*.*' \
-    '*/vendor/llama.cpp/ggml/src/ggml-cpu'
+    '*/vendor/llama.cpp/ggml/src/ggml-cpu' '*/vendor/llama.cpp/ggml/src/ggml-cuda'
+  mkdir "$here/unpacked/llama"
+  tar -xzf "$here"/archive/*.tar.gz -C "$here/unpacked/llama" --strip-components=3 --wildcards --no-wildcards-match-slash \
+    '*/vendor/llama.cpp/include' '*/vendor/llama.cpp/src'
   cp packaging/ggml.txt "$here/unpacked/pinned.txt"
   mv "$here/unpacked" "$here/source"
   rm -rf "$here/archive" "$here/venv"
@@ -78,7 +84,7 @@ compile() {
 export -f compile
 export CC CXX
 # shellcheck disable=SC2086
-if ! printf '%s\n' $sources | xargs -P 2 -I{} bash -c 'compile "$@"' compile {} "$flags" "$src" "$here" >"$log" 2>&1; then
+if ! printf '%s\n' $sources | xargs -P "${JOBS:-2}" -I{} bash -c 'compile "$@"' compile {} "$flags" "$src" "$here" >"$log" 2>&1; then
   echo "ggml $version does not compile:"
   tail -20 "$log"
   exit 1

@@ -1,6 +1,6 @@
-// ggml's state updates by libreplayssm, on the CPU: what stands in a graph in the place of ggml_ssm_scan (Mamba-2) and
-// ggml_gated_delta_net (scalar gate, and a gate per key channel: Kimi Delta Attention). README.md beside it says how an engine changes.
-// Needs replayssm.hpp and ggml.h, and nothing else of either project.
+// ggml's state updates by libreplayssm: what stands in a graph in the place of ggml_ssm_scan (Mamba-2) and ggml_gated_delta_net (scalar
+// gate, and a gate per key channel: Kimi Delta Attention). On the CPU with ggml as it is, on CUDA with ggml_cuda.patch. README.md beside
+// it says how an engine changes. Needs replayssm.hpp, ggml.h and ggml-backend.h, and nothing else of either project.
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // A `memory` is what the recurrent layers of a model share: the positions of its cells. A cell is one state per layer, by the number with
@@ -16,13 +16,18 @@
 // one, as of a prompt, goes into the states token by token. Graph and commit both decide it by the number of tokens. A step may be computed
 // again before its commit, or abandoned; the other may not: clear the cell then.
 //
+// On CUDA everything is enqueued on ggml's stream. remove_tail and position wait for it, and so may a commit: it copies ids and counts from
+// pageable memory.
+//
 // Creating, and calls between graphs, throw replayssm::Error. In a graph, where nobody could catch it, what is wrong aborts as ggml's own
 // operators do. What is wrong with ids shows in slots().report().
 #pragma once
 
+#include <ggml-backend.h>
 #include <ggml.h>
 
 #include <cstdint>
+#include <memory>
 #include <replayssm.hpp>
 #include <utility>
 #include <vector>
@@ -35,17 +40,24 @@ struct memory_options {
   int32_t n_rs_seq = 0;
   // Tokens between two rewrites of a state; 0: the library's choice. A longer one takes more memory and rewrites less often.
   int32_t window = 0;
+  // ggml's CUDA backend, its device and its stream (ggml_backend_cuda_stream of the patch). Null: the CPU.
+  ggml_backend_t cuda = nullptr;
+  int32_t device = 0;
+  void *stream = nullptr;
 };
 
 class memory {
  public:
-  explicit memory(const memory_options &options) : options_(options), context_(context_desc()), slots_(context_, slots_desc(options)) {}
+  explicit memory(const memory_options &options)
+      : options_(options), exec_(exec_desc(options)), context_(context_desc(options)), slots_(context_, slots_desc(options)) {
+    if (on_cuda()) staged_ = std::make_unique<staging>(options.cuda, options.n_cells);
+  }
 
   memory(const memory &) = delete;
   memory &operator=(const memory &) = delete;
 
   // A sequence begins: the cell's states become zero.
-  void clear(int32_t cell) const { slots_.reset(replayssm::host_list(&cell, 1)); }
+  void clear(int32_t cell) const { slots_.reset(replayssm::host_list(&cell, 1), nullptr, &exec_); }
 
   // The engine has written a cell's states into its tensors: those after `position` tokens.
   void adopt(int32_t cell, int64_t position) const {
@@ -53,30 +65,36 @@ class memory {
     args.position = &position;
     args.keep_checkpoint = 1;
     args.convert = 1;
-    slots_.reset(replayssm::host_list(&cell, 1), &args);
+    slots_.reset(replayssm::host_list(&cell, 1), &args, &exec_);
   }
 
   // Brings a cell's states up to its position, to be read from the engine's tensors: as before a session is saved.
-  void fold(int32_t cell) const { slots_.flush(replayssm::host_list(&cell, 1)); }
+  void fold(int32_t cell) const { slots_.flush(replayssm::host_list(&cell, 1), nullptr, &exec_); }
 
-  // Ends a ubatch of n_seqs sequences with n_tokens tokens each, once its graph was computed. ids: the cells, as in the graph.
-  // rejected: how many tokens at the end of each sequence do not stay, up to n_rs_seq; none without it.
+  // Ends a ubatch of n_seqs sequences with n_tokens tokens each, once its graph was computed. ids: the cells, as in the graph, but in host
+  // memory. rejected: how many tokens at the end of each sequence do not stay, up to n_rs_seq; none without it.
   void commit(const int32_t *ids, int32_t n_seqs, int32_t n_tokens, const int32_t *rejected = nullptr) const {
-    const auto b = batch(ids, n_seqs, n_tokens);
+    const auto b = batch(staged(&staging::ids, ids, n_seqs), n_seqs, n_tokens);
     auto args = replayssm::init<replayssm_commit_args>();
     args.convention = REPLAYSSM_COUNTS_REJECTED;
-    args.counts = is_step(n_tokens) ? rejected : nullptr;
-    slots_.commit(b, &args);
+    if (is_step(n_tokens) && rejected != nullptr) args.counts = staged(&staging::counts, rejected, n_seqs);
+    slots_.commit(b, &args, &exec_);
     // A prompt is taken in whole. Its last tokens are kept beside the states, and can be taken back.
     if (!is_step(n_tokens) && rejected != nullptr) {
-      for (int32_t i = 0; i < n_seqs; i++) slots_.rewind(replayssm::host_list(ids + i, 1), rejected + i);
+      for (int32_t i = 0; i < n_seqs; i++) slots_.rewind(replayssm::host_list(ids + i, 1), rejected + i, nullptr, &exec_);
     }
   }
 
   // Takes back the last n tokens of a cell, as llama_memory_seq_rm does. They can be taken back if the last ubatch has brought them and n
-  // is n_rs_seq at most, else it depends on when the states were rewritten: false, and nothing happens.
+  // is n_rs_seq at most, else it depends on when the states were rewritten: false, and nothing happens (on CUDA, FAULT_REWIND is set).
   bool remove_tail(int32_t cell, int32_t n) const {
     const auto list = replayssm::host_list(&cell, 1);
+    if (on_cuda()) {
+      slots_.rewind(list, &n, static_cast<int32_t *>(staged_->out->data), &exec_);
+      int32_t done = 0;
+      staged_->read(&done, sizeof done);
+      return done == 1;
+    }
     const replayssm_status status = replayssm_rewind(slots_.get(), &list, &n, nullptr, nullptr);
     if (status == REPLAYSSM_ERROR_OUT_OF_RANGE) return false;
     replayssm::check(status);
@@ -86,7 +104,8 @@ class memory {
   // Committed tokens of a cell.
   int64_t position(int32_t cell) const {
     replayssm_cursor cursor{};
-    slots_.read_cursors(replayssm::host_list(&cell, 1), &cursor);
+    slots_.read_cursors(replayssm::host_list(&cell, 1), on_cuda() ? static_cast<replayssm_cursor *>(staged_->out->data) : &cursor, &exec_);
+    if (on_cuda()) staged_->read(&cursor, sizeof cursor);
     return cursor.position;
   }
 
@@ -94,6 +113,7 @@ class memory {
   const replayssm::Slots &slots() const { return slots_; }
   replayssm::Slots &slots() { return slots_; }
   const memory_options &options() const { return options_; }
+  bool on_cuda() const { return options_.cuda != nullptr; }
 
   bool is_step(int64_t n_tokens) const { return n_tokens <= 1 + options_.n_rs_seq; }
 
@@ -110,10 +130,45 @@ class memory {
   }
 
  private:
-  static replayssm_context_desc context_desc() {
+  // What calls between graphs take and give lies in the device's memory on CUDA. Copies are in the order of ggml's stream.
+  struct staging {
+    staging(ggml_backend_t on, int32_t n_cells)
+        : backend(on), context(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}), ggml_free),
+          ids(ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, n_cells)),
+          counts(ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, n_cells)),
+          out(ggml_new_tensor_1d(context.get(), GGML_TYPE_I8, sizeof(replayssm_cursor))),
+          buffer(ggml_backend_alloc_ctx_tensors(context.get(), on), ggml_backend_buffer_free) {
+      GGML_ASSERT(buffer != nullptr);
+    }
+    void read(void *to, size_t bytes) const {
+      ggml_backend_tensor_get_async(backend, out, to, 0, bytes);
+      ggml_backend_synchronize(backend);
+    }
+    ggml_backend_t backend;
+    std::unique_ptr<ggml_context, decltype(&ggml_free)> context;
+    ggml_tensor *ids, *counts, *out;
+    std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> buffer;
+  };
+
+  // An array of a call, where the backend reads it.
+  const int32_t *staged(ggml_tensor *staging::*place, const int32_t *from, int32_t n) const {
+    if (!on_cuda()) return from;
+    GGML_ASSERT(n <= options_.n_cells);
+    ggml_tensor *to = (*staged_).*place;
+    ggml_backend_tensor_set_async(options_.cuda, to, from, 0, static_cast<size_t>(n) * sizeof *from);
+    return static_cast<const int32_t *>(to->data);
+  }
+
+  static replayssm_exec exec_desc(const memory_options &options) {
+    auto exec = replayssm::init<replayssm_exec>();
+    exec.stream = static_cast<replayssm_stream>(options.stream);
+    return exec;
+  }
+  static replayssm_context_desc context_desc(const memory_options &options) {
     auto desc = replayssm::init<replayssm_context_desc>();
-    desc.backend = REPLAYSSM_BACKEND_CPU;
-    desc.n_threads = 1;  // ggml brings its own
+    desc.backend = options.cuda != nullptr ? REPLAYSSM_BACKEND_CUDA : REPLAYSSM_BACKEND_CPU;
+    desc.device = options.device;
+    desc.n_threads = options.cuda != nullptr ? 0 : 1;  // ggml brings its own
     return desc;
   }
   static replayssm_slots_desc slots_desc(const memory_options &options) {
@@ -125,8 +180,10 @@ class memory {
   }
 
   memory_options options_;
+  replayssm_exec exec_;
   replayssm::Context context_;
   replayssm::Slots slots_;
+  std::unique_ptr<staging> staged_;
 };
 
 struct mamba2_shape {
@@ -170,7 +227,7 @@ class layers {
     GGML_ASSERT(B->ne[2] == x->ne[2] && B->ne[3] == x->ne[3]);
     GGML_ASSERT(dt->ne[0] == desc_.nheads && dt->ne[1] == x->ne[2] && dt->ne[2] == x->ne[3]);
     GGML_ASSERT(A->ne[0] == 1 && A->ne[1] == desc_.nheads);
-    return custom(ctx, layer, x, {x, dt, A, B, C, ids}, compute_ssm_scan);
+    return custom(ctx, layer, x, {x, dt, A, B, C, ids}, on_threads<&layers::ssm_scan_of>);
   }
 
   // In the place of ggml_gated_delta_net, with its arguments but for the states and K, and the cells as ggml_ssm_scan has them. q and k
@@ -184,7 +241,20 @@ class layers {
     GGML_ASSERT(g->ne[0] == (desc_.family == REPLAYSSM_FAMILY_KDA ? desc_.K : 1) && beta->ne[0] == 1);
     for (const ggml_tensor *t : {q, g, beta}) GGML_ASSERT(t->ne[2] == v->ne[2] && t->ne[3] == v->ne[3]);
     for (const ggml_tensor *t : {g, beta}) GGML_ASSERT(t->ne[1] == desc_.HV);
-    return custom(ctx, layer, v, {q, k, v, g, beta, ids}, compute_gated_delta_net);
+    return custom(ctx, layer, v, {q, k, v, g, beta, ids}, on_threads<&layers::gated_delta_net_of>);
+  }
+
+  // For ggml_backend_cuda_set_custom of the patch: whether an operator is one of these, on CUDA. With a stream, it is enqueued there.
+  static bool on_stream(ggml_tensor *dst, ggml_custom_op_t fun, void *userdata, void *stream) {
+    const bool scan = fun == on_threads<&layers::ssm_scan_of>;
+    if (!scan && fun != on_threads<&layers::gated_delta_net_of>) return false;
+    const operation &op = *static_cast<const operation *>(userdata);
+    if (!op.of->memory_.on_cuda()) return false;
+    if (stream == nullptr) return true;
+    auto exec = replayssm::init<replayssm_exec>();
+    exec.stream = static_cast<replayssm_stream>(stream);
+    (op.of->*(scan ? &layers::ssm_scan_of : &layers::gated_delta_net_of))(dst, op.layer, exec);
+    return true;
   }
 
   const replayssm::Layers &pool() const { return pool_; }
@@ -265,14 +335,6 @@ class layers {
   }
   static replayssm_tensor view(const ggml_tensor *t) { return view(t, 3, 2, 1); }
 
-  // Each of ggml's threads does its part of a layer. ggml waits for all of them before the next operator.
-  static replayssm_exec part(int ith, int nth) {
-    auto exec = replayssm::init<replayssm_exec>();
-    exec.part = ith;
-    exec.n_parts = nth;
-    return exec;
-  }
-
   static void require(replayssm_status status) {
     if (status != REPLAYSSM_OK) GGML_ABORT("replayssm: %s", replayssm_last_error_message());
   }
@@ -283,10 +345,19 @@ class layers {
                          static_cast<int32_t>(dst->ne[2]));
   }
 
-  static void compute_ssm_scan(ggml_tensor *dst, int ith, int nth, void *userdata) {
+  // Each of ggml's threads does its part of a layer. ggml waits for all of them before the next operator.
+  template <void (layers::*compute)(ggml_tensor *, int32_t, const replayssm_exec &) const>
+  static void on_threads(ggml_tensor *dst, int ith, int nth, void *userdata) {
     const operation &op = *static_cast<const operation *>(userdata);
-    const auto batch = op.of->batch_of(dst);
-    const auto exec = part(ith, nth);
+    if (op.of->memory_.on_cuda()) GGML_ABORT("replayssm: a layer on CUDA was given to the CPU: ggml_backend_cuda_set_custom comes first");
+    auto exec = replayssm::init<replayssm_exec>();
+    exec.part = ith;
+    exec.n_parts = nth;
+    (op.of->*compute)(dst, op.layer, exec);
+  }
+
+  void ssm_scan_of(ggml_tensor *dst, int32_t layer, const replayssm_exec &exec) const {
+    const auto batch = batch_of(dst);
     auto args = replayssm::init<replayssm_mamba2_args>();
     args.x = view(dst->src[0]);
     args.dt = view(dst->src[1], 2, 1, 0);
@@ -295,13 +366,11 @@ class layers {
     args.C = view(dst->src[4]);
     args.out = view(dst);
     const bool step = (batch.flags & REPLAYSSM_BATCH_EXTEND) == 0;
-    require((step ? replayssm_mamba2_step : replayssm_mamba2_extend)(op.of->pool_.get(), op.layer, &batch, &args, &exec));
+    require((step ? replayssm_mamba2_step : replayssm_mamba2_extend)(pool_.get(), layer, &batch, &args, &exec));
   }
 
-  static void compute_gated_delta_net(ggml_tensor *dst, int ith, int nth, void *userdata) {
-    const operation &op = *static_cast<const operation *>(userdata);
-    const auto batch = op.of->batch_of(dst);
-    const auto exec = part(ith, nth);
+  void gated_delta_net_of(ggml_tensor *dst, int32_t layer, const replayssm_exec &exec) const {
+    const auto batch = batch_of(dst);
     auto args = replayssm::init<replayssm_delta_args>();
     args.gate = REPLAYSSM_GATE_LOG_DECAY;
     args.no_l2norm = 1;
@@ -313,7 +382,7 @@ class layers {
     args.beta = view(dst->src[4]);
     args.out = view(dst);
     const bool step = (batch.flags & REPLAYSSM_BATCH_EXTEND) == 0;
-    require((step ? replayssm_delta_step : replayssm_delta_extend)(op.of->pool_.get(), op.layer, &batch, &args, &exec));
+    require((step ? replayssm_delta_step : replayssm_delta_extend)(pool_.get(), layer, &batch, &args, &exec));
   }
 
   const memory &memory_;
