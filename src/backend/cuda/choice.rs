@@ -427,9 +427,12 @@ impl Choice {
             2 => tuning.items_of_two * if long_folds { LONG_FOLDS } else { 1 },
             _ => tuning.items_of_four,
         };
-        let fewer =
-            |heads: i32| shape.rows * i64::from(shape.heads) < i64::from(items_of(heads)) * resident * i64::from(heads);
-        while shape.sharing % heads_per_item != 0 || (heads_per_item > 1 && fewer(heads_per_item)) {
+        let n_heads = shape.rows.saturating_mul(shape.heads.into());
+        let fewer = |heads: i32| n_heads < i64::from(items_of(heads)) * resident * i64::from(heads);
+        // Parts of a head share its keys in a block, unless each can have a multiprocessor.
+        let least = if n_heads <= device.multiprocessors.into() { 1 } else { parts };
+        heads_per_item = heads_per_item.max(least);
+        while shape.sharing % heads_per_item != 0 || (heads_per_item > least && fewer(heads_per_item)) {
             heads_per_item /= 2;
         }
         // As many consumers as there can be with several planes; folders are the rest.
