@@ -5,7 +5,7 @@
 # Where that cannot be had, a line "skipped: ggml because ..." says why, and the status is 0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-here=$PWD/build/ggml
+here=build/ggml
 CC=${CC:-cc}
 CXX=${CXX:-c++}
 mkdir -p "$here"
@@ -41,7 +41,7 @@ if ! cmp -s packaging/ggml.txt "$here/source/pinned.txt" || [ ! -d "$here/source
   # Telling name and version of an archive needs CMake too, though nothing is built.
   command -v cmake >/dev/null || backend+=(-r packaging/cmake.txt)
   "${pip[@]}" install --no-deps --only-binary=:all: --require-hashes "${backend[@]}" >"$log" 2>&1 &&
-    PATH="$here/venv/bin:$PATH" "${pip[@]}" download --no-deps --no-binary=llama-cpp-python --no-build-isolation --require-hashes -d "$here/archive" \
+    PATH="$PWD/$here/venv/bin:$PATH" "${pip[@]}" download --no-deps --no-binary=llama-cpp-python --no-build-isolation --require-hashes -d "$here/archive" \
       -r packaging/ggml.txt >>"$log" 2>&1 || {
     # Something else under that name is no reason to skip.
     if grep -q 'DO NOT MATCH THE HASHES' "$log"; then cat "$log" && exit 1; fi

@@ -6,10 +6,11 @@
 # Where that cannot be had, a line "skipped: ggml because ..." says why, and the status is 0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-here=$PWD/build/ggml
-adapter=$PWD/examples-cpp/adapters/ggml
+here=build/ggml
+adapter=examples-cpp/adapters/ggml
 CXX=${CXX:-c++}
-said=$(tests/ggml.sh)
+said=$(tests/ggml.sh) || { echo "$said" && exit 1; }
+command -v patch >/dev/null || said="skipped: llama.cpp because there is no patch"
 if [ -n "$said" ]; then
   echo "$said"
   # Skipped, with its reason.

@@ -114,7 +114,7 @@ struct __align__(16) Copy {
 template <i32 FORMAT>
 constexpr bool HAS_HALVES = FORMAT == FORMAT_F32;
 
-// Whether planes have those of both halves of fp32 values.
+// Whether a plane here has both of SPLIT32's, the upper one in front.
 template <i32 FORMAT>
 constexpr bool HAS_PLANES = FORMAT == FORMAT_SPLIT32 && !INSTANCE_HIGH;
 
@@ -327,8 +327,9 @@ DEVICE bool is_to_fold(const typename Family::Params &params, i64 number) {
   Row r = resolve(slots, batch, row, params.family.place, false);
   if (!r.live || r.span.len == 0) return false;
   const Cursor &cursor = slots.cursors[r.ring];
-  i32 head = Family::head_of(params, (i32)(number - row * params.pipeline.items_per_row), 0);
-  i64 position = cursor.position, tag = ((const i64 *)own_part(state.tags, r.slot))[(i64)head * state.tiles];
+  i32 within = (i32)(number - row * params.pipeline.items_per_row), head = Family::head_of(params, within, 0);
+  i32 first_tile = within * params.pipeline.heads_per_item % parts_of(params.pipeline) * params.pipeline.tiles;
+  i64 position = cursor.position, tag = ((const i64 *)own_part(state.tags, r.slot))[(i64)head * state.tiles + first_tile];
   return tag_is_valid(slots, position, tag) &&
          folds_of(slots, position, tag, r.span.len, cursor.flush_before, batch.flush && batch.flush[row]) > 0;
 }
@@ -1321,7 +1322,7 @@ DEVICE void fold(const typename Family::Params &params) {
 }
 
 // Brings the block's first checkpoints near before what the launch depends on has ended.
-template <class Family>
+template <class Family, i32 FORMAT>
 DEVICE void prefetch(const typename Family::Params &params) {
   const Pipeline &s = params.pipeline;
   const State &state = params.family.state;
@@ -1333,7 +1334,9 @@ DEVICE void prefetch(const typename Family::Params &params) {
   if (slot < 0 || slot >= params.family.slots.n_slots) return;
   i64 head = Family::head_of(params, (i32)(number % s.items_per_row), i % s.heads_per_item);
   i64 bytes = (i64)state.rows * COLUMNS * (state.format <= FORMAT_F32 ? 4 : 2), part = (number % s.items_per_row * s.heads_per_item + i % s.heads_per_item) % parts_of(s);
-  ptx_bulk_prefetch((const char *)own_part(state.checkpoint, slot) + head * bytes + part * s.plane_bytes, (u32)s.plane_bytes);
+  const char *from = (const char *)own_part(state.checkpoint, slot) + head * bytes;
+  i32 planes = HAS_PLANES<FORMAT> && parts_of(s) > 1 ? 2 : 1, plane_bytes = s.plane_bytes / planes;
+  for (i32 p = 0; p < planes; p++) ptx_bulk_prefetch(from + part * plane_bytes + p * state.rows * ROW_BYTES, (u32)plane_bytes);
 }
 
 template <class Family, i32 FORMAT, bool HIGH, bool IS_SINGLE>
@@ -1361,7 +1364,7 @@ DEVICE void run(const typename Family::Params &params) {
     order().folding = order().others = 0;
     ptx_barrier_init_fence();
   }
-  if (warp_of() == PRODUCER) prefetch<Family>(params);
+  if (warp_of() == PRODUCER) prefetch<Family, FORMAT>(params);
   wait_for_dependency();
   __syncthreads();
   if (warp_of() == PLANNER) {

@@ -83,15 +83,18 @@ struct Delta {
       if (p.a_log.data) a = load_one(tensor_at(p.a_log, 0, 0, head), p.a_log.dtype);
       if (!IS_KDA && p.dt_bias.data) bias = load_one(tensor_at(p.dt_bias, 0, 0, head), p.dt_bias.dtype);
       const i64 *tags = (const i64 *)own_part(s.tags, r.slot) + (i64)head * s.tiles;
-      i64 tag = tags[0];
+      // Tags of other parts may move meanwhile, from one that is valid to another.
+      i32 first_tile = part * pipeline.tiles;
+      i64 tag = tags[first_tile];
       oldest = tag;
       bool bad = false, odd = false;
 #pragma unroll 4
       for (i32 t = 0; t < s.tiles; t++) {
         i64 other = tags[t];
+        bool is_own = (u32)(t - first_tile) < (u32)pipeline.tiles;
         bad = bad || !tag_is_valid(p.slots, position, other);
-        odd = odd || other != tag;
-        oldest = min(oldest, other);
+        odd = odd || (is_own && other != tag);
+        oldest = is_own ? min(oldest, other) : oldest;
       }
       if (p.a_log.data) a = exp(a);
 #pragma unroll 1
@@ -104,7 +107,7 @@ struct Delta {
         }
         gates[t] = make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, g);
       }
-      to.leads = part == 0 && (p.is_tiled ? head < p.qk_heads : head % (s.heads / p.qk_heads) == 0);
+      to.leads = (p.is_tiled ? head < p.qk_heads : head % (s.heads / p.qk_heads) == 0);
       to.part = (i16)part;
       if (bad) {
         if (part == 0) fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
@@ -477,8 +480,8 @@ struct Delta {
     const DeltaParams &p = params.family;
     const State &s = p.state;
     i32 len = job.item->len, lane = lane_index(), n = job.item->records;
-    bool leads = job.head->leads;
     if (job.head->part != 0) return;
+    bool leads = job.head->leads;
     if (lane < len) {
       i32 at = job.item->at + lane;
       if (at >= p.ring_rows) at -= p.ring_rows;

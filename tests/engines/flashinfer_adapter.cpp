@@ -189,6 +189,10 @@ class engine_under_test {
   }
 
   void refuses_what_is_wrong() {
+    replayssm_slots *none = nullptr;
+    const auto no_window = flashinfer::slots_desc(n_states, T_max, T_max);
+    require(replayssm_slots_create(context_, &no_window, &none) == REPLAYSSM_ERROR_INVALID_ARGUMENT && none == nullptr,
+            "a ring without a window is accepted");
     const int32_t slot = 1;
     float any = 0;
     flashinfer::Rows call;

@@ -232,6 +232,9 @@ class engine_under_test {
             status.sentence.c_str());
     require(genai::varlen_gated_delta_net({pool_, 0}, shape, past_, {}, nullptr).sentence == "cu_seqlens is null; expected [rows + 1]",
             "absent cu_seqlens are accepted");
+    require(genai::commit(slots_, past_, nullptr, nullptr).sentence == "cu_seqlens is null; expected [rows + 1]", "a commit without rows is accepted");
+    require(genai::present_from_past(slots_, past_, nullptr, nullptr).sentence == "present is null; expected where its interval goes",
+            "an absent interval is accepted");
   }
 
   bool two_banks_;

@@ -31,17 +31,19 @@ NAN = float("nan")
 class Host:
     """A tensor in host memory, as far as the adapter asks: fp32 or an integer type, values in a flat list."""
 
-    device = "cpu"
+    device, strides = "cpu", None
     KINDS = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint8": ctypes.c_uint8}
 
-    def __init__(self, shape, values, dtype="float32"):
-        self.shape, self.dtype = tuple(shape), dtype
+    def __init__(self, shape, values, dtype="float32", strides=None):
+        self.shape, self.dtype, self.strides = tuple(shape), dtype, strides
         self.data = (self.KINDS[dtype] * max(1, math.prod(shape)))(*values)
 
     def data_ptr(self):
         return ctypes.addressof(self.data)
 
     def stride(self):
+        if self.strides:
+            return self.strides
         strides = [1]
         for size in reversed(self.shape[1:]):
             strides.insert(0, strides[0] * size)
@@ -318,7 +320,14 @@ def check_refusals(path):
         (lambda: replay.Batch(Host((1,), [0.0]), tokens=1), "slots is of float32; expected int32 or int64"),
         (lambda: replay.Batch(ids, tokens=1, flush=Host((1,), [1], "uint8")), "flush has the shape (1,); expected (2,)"),
         (lambda: replay.Batch(ids, cu_seqlens=Host((3,), [0, 1, 2], "int64"), n_tokens=2), "cu_seqlens is of int64; expected int32"),
-        (lambda: replay.Batch(ids, cu_seqlens=Host((3,), [0, 1, 2], "int32")), "n_tokens is 0; expected"),
+        (lambda: replay.Batch(ids, cu_seqlens=Host((3,), [0, 1, 2], "int32")), "n_tokens is None; expected"),
+        (lambda: replay.Batch(Host((), [0], "int32"), tokens=1), "slots has the shape (); expected one dimension"),
+        (lambda: replay.Batch(ids, tokens=1.5), "batch.tokens is 1.5; expected a whole number"),
+        (lambda: replay.Slots("8", device=None, path=path), "slots_desc.n_slots is '8'; expected a whole number"),
+        (lambda: replay.Slots(8, device=None, path=path, schedule=["none"]), "schedule is ['none']; expected one of"),
+        (lambda: replay.DeltaLayers(slots, 1, 2, 4, 32, 16, kind="mamba2"), "kind is 'mamba2'; expected one of 'gdn', 'kda'"),
+        (lambda: layers.save(0, ids, Host((2, 4, 16, 32), [0] * 4096, strides=(0, 512, 32, 1))), "state has the strides (0, 512, 32, 1); expected 1 or more"),
+        (lambda: layers.load("0", ids, Host((2, 4, 16, 32), [0] * 4096)), "layer is '0'; expected a whole number"),
         (lambda: slots.commit(replay.Batch(ids, tokens=1), Host((2,), [1, 1], "int64")), "counts is of int64; expected int32"),
         (lambda: replay.Mamba2Layers(slots, 1, 4, 16, 32, 2, fmt="fp32"), "fmt is 'fp32'; expected"),
         (lambda: layers.step(0, replay.Batch(ids, tokens=1), *[Host((2, 1, 4, 8), [0] * 64)] * 5), "x has the shape (2, 1, 4, 8); expected (2, 1, 4, 16)"),

@@ -335,17 +335,23 @@ def check_refusals(tensor, device, path):
         named = {"is_kda": True, **named}
         return sglang.fused_sigmoid_gating_delta_rule_update(engine.A_log, gates, engine.bias, beta, 20.0, q, q, v, b, source, ids, **named)
 
+    called, call = [], engine.slots.library.call
+    engine.slots.library.call = lambda name, *arguments: (called.append(name), call(name, *arguments))[1]
     for make, words in [
         (lambda: update(2.0), "softplus_beta is 2.0; expected 1"),
         (lambda: update(source=a), "expected State(layers, layer)"),
         (lambda: update(source=engine.conv), "initial_state_source is of Conv1dLayers; expected DeltaLayers"),
         (lambda: update(gates=q), "a has the shape (1, 1, 2, 32); expected (1, 1, 4, 32)"),
         (lambda: update(is_kda=False), "is_kda is False; expected True"),
-        (lambda: update(retrieve_parent_token=ids), "retrieve_parent_token is given; expected None"),
+        (lambda: update(retrieve_parent_token=ids), "retrieve_parent_token is a tensor of the shape (1,); expected None"),
         (lambda: update(lower_bound=1.0), "lower_bound"),
-        (lambda: sglang.causal_conv1d_update(v, engine.conv, engine.held_weight, conv_state_indices=ids), "expected 24 channels"),
+        (lambda: sglang.causal_conv1d_update(v, engine.conv, engine.held_weight, conv_state_indices=ids), "expected (1, 24, 1), channels contiguous"),
         (lambda: sglang.causal_conv1d_update(v, engine.conv, engine.held_weight, activation="gelu"), "activation is 'gelu'; expected"),
         (lambda: sglang.update_mamba_state_after_mtp_verify(engine.slots, ids, ids, ids, state_batch_indices=ids, cache_steps=4), "seq_lens is None"),
+        (lambda: sglang.update_mamba_state_after_mtp_verify(engine.slots, None, None, None, state_batch_indices=ids, cache_steps=4), "accept_lens and last_correct"),
+        (lambda: sglang.commit_decode(engine.slots, ids, ids, [1], seq_lens=ids), "mamba_track_indices is [1]; expected a tensor"),
+        (lambda: update(null_block_id=None), "null_block_id (pad_slot_id) is None; expected a whole number"),
+        (lambda: update(gates=[0.0]), "a is [0.0]; expected a tensor"),
         (lambda: sglang.commit_decode(engine.slots, ids, ids), "mamba_track_indices is None"),
     ]:
         try:
@@ -354,6 +360,8 @@ def check_refusals(tensor, device, path):
             assert words in str(error), f"{error}; expected {words}"
         else:
             sys.exit(f"nothing was said; expected {words}")
+    engine.slots.library.call = call
+    assert "commit" not in called, "what was refused had been committed"
     print("refusals: in words")
 
 

@@ -240,6 +240,12 @@ class engine_under_test {
                 status.sentence == "dim is 100 with 12 heads and 2 groups; expected a multiple of nheads, and groups",
             status.sentence.c_str());
     p.dim = sizes.inner();
+    p.dstate = -1;
+    status = trtllm::selective_scan_update({pool_, 0}, p, nullptr);
+    require(status.code == REPLAYSSM_ERROR_INVALID_ARGUMENT &&
+                status.sentence == "dim is " + std::to_string(p.dim) + " and dstate is -1; expected those of the pool",
+            status.sentence.c_str());
+    p.dstate = sizes.state;
     status = trtllm::selective_scan_update({pool_, 0}, p, nullptr);
     require(status.code == REPLAYSSM_ERROR_INVALID_ARGUMENT && status.sentence.rfind("slot_mapping_ptr is null", 0) == 0, status.sentence.c_str());
   }

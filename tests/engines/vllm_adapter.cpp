@@ -259,6 +259,10 @@ class engine_under_test {
             "num_accepted_tokens has stride 0; expected 1 or more");
     metadata.state_batch_indices = Tensor(&block, REPLAYSSM_DTYPE_I32, {1}, {1});
     metadata.num_tokens = 1;
+    const int32_t two[2] = {3, 4};
+    const Tensor broadcast(any.data(), REPLAYSSM_DTYPE_F32, {2, H, P, N}, {0, P * N, N, 1});
+    refused(vllm::load_states({pool_, 0}, shape, two, nullptr, 2, broadcast, nullptr), REPLAYSSM_ERROR_UNSUPPORTED,
+            "states has stride 0 in axis 0; expected 1 or more");
     wrong = x;
     wrong.dtype = REPLAYSSM_DTYPE_F32;  // the library's own sentence
     const auto status = call(wrong, dt, A, B, metadata);

@@ -26,7 +26,7 @@ arch=${CUDA_ARCH:-sm_$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 
 out=${OUT:-build/ggml-cuda}
 adapter=$PWD/examples-cpp/adapters/ggml
 
-said=$(tests/ggml.sh)
+said=$(tests/ggml.sh) || { echo "$said" && exit 1; }
 [ -z "$said" ] || { echo "$said" && exit 1; }
 rm -rf "$out"
 mkdir -p "$out/objects" "$out/lib"

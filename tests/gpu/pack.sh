@@ -29,7 +29,10 @@ for message in map(json.loads, sys.stdin):
         print(message["target"]["name"], message["executable"])' >"$work/list"
 mkdir "$work/tests"
 while read -r name program; do
-  [ "$name" != library ] || { tests/engines/build.sh "$program" "$work/tests" && continue; }
+  if [ "$name" = library ]; then
+    tests/engines/build.sh "$program" "$work/tests"
+    continue
+  fi
   "${STRIP:-strip}" --strip-all -o "$work/tests/$name" "$program"
 done <"$work/list"
 cp tests/gpu/run.sh "$work/tests/"

@@ -25,7 +25,7 @@ for name in sys.argv[1:]:
 import torch
 if not torch.cuda.is_available():
     print("PyTorch has no GPU")' torch $([ "$name" != transformers_models ] || echo transformers) 2>/dev/null) || missing=${missing:-there is no $python}
-if [ -z "$missing" ] && [ ! -e "$library" ]; then missing="there is no ${library:-library}"; fi
+[ -e "$library" ] || { echo "${library:-LIBRARY} is no file; expected a libreplayssm.so" >&2 && exit 2; }
 if [ -n "$missing" ]; then
   printf 'test %s ... ok\nskipped: %s, because %s\n' "$name" "$name" "$missing"
   exit 0

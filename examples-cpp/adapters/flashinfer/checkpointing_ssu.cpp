@@ -37,7 +37,8 @@ Status batch_of(const Rows& rows, replayssm_batch* batch) {
 replayssm_slots_desc slots_desc(std::int32_t state_cache_size, std::int32_t ring_buffer_len, std::int32_t T_max) {
   auto desc = replayssm_init<replayssm_slots_desc>();
   desc.n_slots = state_cache_size;
-  desc.window = ring_buffer_len - T_max;
+  // No window is left: 0 would be the library's default, which folds at other times. -1 is refused where the slots are created.
+  desc.window = ring_buffer_len > T_max ? ring_buffer_len - T_max : -1;
   desc.max_step_tokens = T_max;
   desc.schedule = REPLAYSSM_SCHEDULE_NONE;
   return desc;

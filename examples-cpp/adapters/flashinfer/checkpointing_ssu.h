@@ -28,7 +28,7 @@ struct Rows {
 };
 
 // Slots that fold when FlashInfer's kernel does: when the tokens since the checkpoint and those of the step are more than
-// ring_buffer_len - T_max. state_cache_size: states. ring_buffer_len: rows of x_cache. T_max: the longest step.
+// ring_buffer_len - T_max. state_cache_size: states. ring_buffer_len: rows of x_cache, more than T_max, the longest step.
 replayssm_slots_desc slots_desc(std::int32_t state_cache_size, std::int32_t ring_buffer_len, std::int32_t T_max);
 
 // In place of zeroing ring_start and prev_num_accepted_tokens: requests begin in slots (host int32 [n], up to 256), with positions [n]

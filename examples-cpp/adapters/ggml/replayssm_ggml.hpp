@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <memory>
 #include <replayssm.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,9 @@ class memory {
  public:
   explicit memory(const memory_options &options)
       : options_(options), exec_(exec_desc(options)), context_(context_desc(options)), slots_(context_, slots_desc(options)) {
+    if (on_cuda() && options.stream == nullptr) {  // the default stream would not wait for ggml's
+      throw replayssm::Error(REPLAYSSM_ERROR_INVALID_ARGUMENT, "memory_options.stream is null; expected the stream of memory_options.cuda");
+    }
     if (on_cuda()) staged_ = std::make_unique<staging>(options.cuda, options.n_cells);
   }
 
@@ -74,6 +78,11 @@ class memory {
   // Ends a ubatch of n_seqs sequences with n_tokens tokens each, once its graph was computed. ids: the cells, as in the graph, but in host
   // memory. rejected: how many tokens at the end of each sequence do not stay, up to n_rs_seq; none without it.
   void commit(const int32_t *ids, int32_t n_seqs, int32_t n_tokens, const int32_t *rejected = nullptr) const {
+    for (int32_t i = 0; i < n_seqs && rejected != nullptr; i++) {
+      if (rejected[i] >= 0 && rejected[i] <= (is_step(n_tokens) ? n_tokens : options_.n_rs_seq)) continue;
+      throw replayssm::Error(REPLAYSSM_ERROR_INVALID_ARGUMENT, "rejected[" + std::to_string(i) + "] is " + std::to_string(rejected[i]) +
+                                                                   "; expected 0 to n_rs_seq, and to the tokens of the ubatch");
+    }
     const auto b = batch(staged(&staging::ids, ids, n_seqs), n_seqs, n_tokens);
     auto args = replayssm::init<replayssm_commit_args>();
     args.convention = REPLAYSSM_COUNTS_REJECTED;

@@ -6,7 +6,7 @@ namespace {
 
 Status inside(const Interval& i) {
   if (i.slots.numbers != nullptr && (i.bank == 0 || i.bank == 1) && i.first >= 0 && i.rows >= 0 &&
-      i.rows <= i.slots.capacity - i.first) {
+      std::int64_t{i.first} + i.rows <= i.slots.capacity) {
     return {};
   }
   return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "slots " + std::to_string(i.first) + " and " + std::to_string(i.rows) +
@@ -53,6 +53,7 @@ Status start(const replayssm_slots* handle, const Interval& interval, const repl
 
 Status present_from_past(const replayssm_slots* handle, const Interval& past, Interval* present, const replayssm_exec* exec) {
   if (auto status = inside(past); !status.ok()) return status;
+  if (present == nullptr) return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "present is null; expected where its interval goes");
   Interval other = past;
   other.bank = 1 - past.bank;
   const auto from = list_of(past), to = list_of(other);
@@ -65,6 +66,10 @@ Status varlen_gated_delta_net(const Layer& state, const Shape& s, const Interval
                               const replayssm_exec* exec) {
   if (auto status = inside(interval); !status.ok()) return status;
   if (interval.cu_seqlens == nullptr) return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "cu_seqlens is null; expected [rows + 1]");
+  if (s.H < 1 || s.HV < 1 || s.K < 1 || s.V < 1) {
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "the shape has H " + std::to_string(s.H) + ", HV " + std::to_string(s.HV) + ", K " +
+                                                        std::to_string(s.K) + ", V " + std::to_string(s.V) + "; expected those of the pool");
+  }
   const auto batch = batch_of(interval);
   auto args = replayssm_init<replayssm_delta_args>();
   args.q = view(node.q, node.io, 0, std::int64_t{s.H} * s.K, s.K);
@@ -81,6 +86,7 @@ Status varlen_gated_delta_net(const Layer& state, const Shape& s, const Interval
 
 Status commit(const replayssm_slots* handle, const Interval& interval, const std::int32_t* kept, const replayssm_exec* exec) {
   if (auto status = inside(interval); !status.ok()) return status;
+  if (interval.cu_seqlens == nullptr) return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "cu_seqlens is null; expected [rows + 1]");
   const auto batch = batch_of(interval);
   auto args = replayssm_init<replayssm_commit_args>();
   args.convention = REPLAYSSM_COUNTS_ACCEPTED;

@@ -16,6 +16,7 @@ Other arguments of SGLang's are taken and have no meaning here: intermediate sta
 import math
 
 from replayssm_torch import Batch, Conv1dLayers, DeltaLayers, Mamba2Layers
+from replayssm_torch import _tensor as expect_tensor
 
 PAD_SLOT_ID = -1
 _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
@@ -39,7 +40,7 @@ class _View:
     def __init__(self, tensor, shape, strides, offset=0, dtype=None):
         self.tensor, self.shape, self.strides = tensor, tuple(shape), tuple(strides)
         self.dtype, self.device = dtype or tensor.dtype, getattr(tensor, "device", None)
-        self.offset = offset * _SIZES[_kind(tensor)]
+        self.offset = offset * _SIZES.get(_kind(tensor), 0)
 
     def data_ptr(self):
         return self.tensor.data_ptr() + self.offset
@@ -62,6 +63,7 @@ def _shaped(name, tensor, lead, tail):
     """tensor as [*lead, *tail]: axes of one in front may be there, those of tail may be one axis, and row and token may be one."""
     if tensor is None:
         return None
+    expect_tensor(name, tensor)
     lead, tail, shape, strides = tuple(lead), tuple(tail), tuple(tensor.shape), tuple(tensor.stride())
     inner = len(tail)
     if shape[len(shape) - inner :] != tail and shape[-1:] == (math.prod(tail),):
@@ -79,17 +81,18 @@ def _shaped(name, tensor, lead, tail):
 
 def _of_heads(name, tensor, lead, heads, expanded):
     """A tensor with an element a head, which SGLang has expanded over `expanded` more axes."""
-    strides = tuple(tensor.stride())
+    strides = tuple(expect_tensor(name, tensor).stride())
     n = len(tensor.shape) - expanded
-    if any(strides[n:]):
+    if n < 0 or any(strides[n:]):
         raise ValueError(f"{name} has the strides {strides}; expected 0 in the last {expanded}: an element a head, expanded")
     return _shaped(name, _View(tensor, tensor.shape[:n], strides[:n]), lead, (heads,))
 
 
 def _mask(name, tensor):
-    if tensor is None or _kind(tensor) in ("uint8", "bool"):
+    if tensor is None or _kind(expect_tensor(name, tensor)) in ("uint8", "bool"):
         return tensor
-    return tensor.byte()
+    nonzero = tensor != 0
+    return nonzero if _kind(nonzero) in ("uint8", "bool") else nonzero.byte()
 
 
 def _counts(tensor):
@@ -103,21 +106,29 @@ def _long(tensor):
     return tensor if tensor is None or _kind(tensor) == "int64" else tensor.long()
 
 
+def _current(execution):
+    """Tensors are made on the current stream."""
+    if execution.get("stream") is not None:
+        raise ValueError(f"stream is {execution['stream']}; expected None: positions are computed on the current stream")
+
+
 def _null(null_block_id):
+    if not isinstance(null_block_id, int):
+        raise TypeError(f"null_block_id (pad_slot_id) is {null_block_id!r}; expected a whole number")
     return null_block_id if null_block_id >= 0 else None
 
 
 def _chains(**given):
     for name, tensor in given.items():
         if tensor is not None:
-            raise ValueError(f"{name} is given; expected None: drafts are chains, of topk 1")
+            raise ValueError(f"{name} is a tensor of the shape {tuple(tensor.shape)}; expected None: drafts are chains, of topk 1")
 
 
 def _batch(slots, rings, tokens, null_block_id, cu_seqlens=None, num_tokens=None, force_flush=None):
     common = {"rings": rings, "null_id": _null(null_block_id), "flush": _mask("force_flush", force_flush)}
     if cu_seqlens is None:
         return Batch(slots, tokens=tokens, **common)
-    return Batch(slots, cu_seqlens=cu_seqlens, n_tokens=num_tokens or slots.shape[0] * tokens, max_tokens=tokens, **common)
+    return Batch(slots, cu_seqlens=cu_seqlens, n_tokens=slots.shape[0] * tokens if num_tokens is None else num_tokens, max_tokens=tokens, **common)
 
 
 def selective_state_update(
@@ -316,12 +327,13 @@ def causal_conv1d_update(
     if activation not in (None, False, True, "silu", "swish"):
         raise ValueError(f"activation is {activation!r}; expected 'silu', 'swish' or None")
     out = x if out is None else out
-    tokens = x.shape[2] if len(x.shape) == 3 else 1
+    rows, tokens = conv_state_indices.shape[0], x.shape[2] if len(expect_tensor("x", x).shape) == 3 else 1
 
     def turned(name, tensor):
-        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-        if shape[1] != layers.channels or (strides[1] != 1 and shape[1] > 1):
-            raise ValueError(f"{name} has the shape {shape} and strides {strides}; expected {layers.channels} channels, contiguous, in its second dimension")
+        shape, strides = tuple(expect_tensor(name, tensor).shape), tuple(tensor.stride())
+        wanted = [(rows, layers.channels, tokens)] + [(rows, layers.channels)] * (tokens == 1)
+        if shape not in wanted or (strides[1] != 1 and shape[1] > 1):
+            raise ValueError(f"{name} has the shape {shape} and strides {strides}; expected {wanted[0]}, channels contiguous")
         return _View(tensor, (shape[0], tokens, 1, shape[1]), (strides[0], strides[2] if len(shape) == 3 else 0, 0, 1))
 
     batch = _batch(conv_state_indices, intermediate_state_indices, tokens, pad_slot_id, force_flush=force_flush)
@@ -349,19 +361,21 @@ def commit_replayssm_after_verify(
     last_correct_step_indices. With mamba_track_indices, rows whose mamba_steps_to_track is not negative leave the state behind that token of theirs in the slot given
     there; seq_lens: tokens in their states before the verification."""
     batch = _batch(state_batch_indices, ring_indices, cache_steps, null_block_id, cu_seqlens, num_tokens)
-    if accept_lens is not None:
-        slots.commit(batch, _counts(accept_lens), **execution)
-    else:
-        slots.commit(batch, _counts(last_correct_step_indices), "accepted_drafts" if last_correct_step_indices is not None else "accepted", **execution)
-    if mamba_track_indices is None:
-        return
-    for name, given in (("mamba_steps_to_track", mamba_steps_to_track), ("seq_lens", seq_lens)):
-        if given is None:
-            raise ValueError(f"{name} is None; expected a tensor, with mamba_track_indices")
-    steps = _long(mamba_steps_to_track)
-    # -1 where nothing is wanted.
-    at = (steps >= 0) * (mamba_track_indices > null_block_id) * (_long(seq_lens) + steps + 2) - 1
-    slots.snapshot(batch, at, mamba_track_indices, **execution)
+    counts, convention = (accept_lens, "accepted") if accept_lens is not None else (last_correct_step_indices, "accepted_drafts")
+    if counts is None:
+        raise ValueError("accept_lens and last_correct_step_indices are None; expected one of them")
+    at = None
+    if mamba_track_indices is not None:
+        _current(execution)
+        for name, given in (("mamba_steps_to_track", mamba_steps_to_track), ("seq_lens", seq_lens), ("mamba_track_indices", mamba_track_indices)):
+            expect_tensor(name, given)
+        steps = _long(mamba_steps_to_track)
+        # -1 where nothing is wanted.
+        at = (steps >= 0) * (mamba_track_indices > null_block_id) * (_long(seq_lens) + steps + 2) - 1
+        slots.snapshot_args(batch, at, mamba_track_indices)
+    slots.commit(batch, _counts(expect_tensor("accept_lens or last_correct_step_indices", counts)), convention, **execution)
+    if at is not None:
+        slots.snapshot(batch, at, mamba_track_indices, **execution)
 
 
 def update_mamba_state_after_mtp_verify(
@@ -389,12 +403,15 @@ def commit_decode(
     """Behind the last layer of a decode step of one token a row. Rows of mamba_track_mask leave their states in the slots of mamba_track_indices; seq_lens: tokens,
     this one included."""
     batch = _batch(cache_indices, ring_indices, 1, null_block_id, cu_seqlens, num_tokens)
-    slots.commit(batch, **execution)
+    at = None
     if mamba_track_mask is not None:
-        for name, given in (("mamba_track_indices", mamba_track_indices), ("seq_lens", seq_lens)):
-            if given is None:
-                raise ValueError(f"{name} is None; expected a tensor, with mamba_track_mask")
+        _current(execution)
+        for name, given in (("mamba_track_mask", mamba_track_mask), ("mamba_track_indices", mamba_track_indices), ("seq_lens", seq_lens)):
+            expect_tensor(name, given)
         at = (mamba_track_mask != 0) * (mamba_track_indices > null_block_id) * (_long(seq_lens) + 1) - 1
+        slots.snapshot_args(batch, at, mamba_track_indices)
+    slots.commit(batch, **execution)
+    if at is not None:
         slots.snapshot(batch, at, mamba_track_indices, **execution)
 
 
@@ -405,4 +422,5 @@ def clear_slots(slots, mamba_clear_indices, ring_indices=None, **execution):
 
 def copy_from(slots, mamba_cow_src_indices, mamba_cow_dst_indices, *, prefix_lens, ring_indices=None, **execution):
     """Requests begin with cached prefixes: what a snapshot has left, in the slots src, of prefix_lens tokens. The cached slots stay as they are."""
+    _current(execution)
     slots.copy(mamba_cow_src_indices, mamba_cow_dst_indices, "load", target_rings=ring_indices, position=_long(prefix_lens), **execution)

@@ -20,6 +20,8 @@ A tensor is anything with `data_ptr()`, `stride()`, `shape` and `dtype`, as torc
 import ctypes
 import os
 
+# Major and minor version of the interface, as replayssm_version has them.
+VERSION = 0 << 12 | 1
 F32, BF16, F16, I32, I64 = 1, 2, 3, 16, 17
 _DTYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int32": I32, "int64": I64}
 _FAMILIES = {"mamba2": 1, "gdn": 2, "kda": 3, "conv1d": 4}
@@ -101,7 +103,10 @@ STRUCTURES = {name: _structure(name) for name in DESCRIPTORS}
 def _make(name, **fields):
     value = STRUCTURES[name](struct_size=ctypes.sizeof(STRUCTURES[name]))
     for field, given in fields.items():
-        setattr(value, field, given)
+        try:
+            setattr(value, field, given)
+        except TypeError:
+            raise TypeError(f"{name}.{field} is {given!r}; expected a {'number' if dict(value._fields_)[field] is ctypes.c_float else 'whole number'}") from None
         # ctypes keeps the low bits of a number that is too large.
         if isinstance(given, int) and (getattr(value, field) or 0) != given:
             raise ValueError(f"{name}.{field} is {given}, which does not fit; expected at most {ctypes.sizeof(dict(value._fields_)[field])} bytes")
@@ -109,6 +114,8 @@ def _make(name, **fields):
 
 
 def _number(name, value):
+    if not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; expected a whole number")
     number = ctypes.c_int32(value)
     if number.value != value:
         raise ValueError(f"{name} is {value}; expected a number of 32 bits")
@@ -120,7 +127,7 @@ def _name(dtype):
 
 
 def _choice(what, table, value):
-    if value not in table:
+    if not isinstance(value, (str, type(None))) or value not in table:
         raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, table))}")
     return table[value]
 
@@ -129,6 +136,13 @@ def _tensor(name, tensor):
     if not hasattr(tensor, "data_ptr"):
         raise TypeError(f"{name} is {tensor!r}; expected a tensor")
     return tensor
+
+
+def _length(name, tensor):
+    """Of an array in one dimension."""
+    if len(_tensor(name, tensor).shape) != 1:
+        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected one dimension")
+    return tensor.shape[0]
 
 
 def _dtype(name, tensor, names=tuple(_DTYPES)):
@@ -204,6 +218,9 @@ class Library:
             library._functions = ctypes.CDLL(path)
             if not hasattr(library._functions, "replayssm_last_error_message"):
                 raise OSError(f"{path} is not libreplayssm")
+            found = library._functions.replayssm_version() >> 12
+            if found != VERSION:
+                raise OSError(f"{path} is of version {found >> 12}.{found & 0xFFF}; expected {VERSION >> 12}.{VERSION & 0xFFF}")
             library._functions.replayssm_last_error_message.restype = ctypes.c_char_p
             cls._loaded[path] = library
         return cls._loaded[path]
@@ -270,12 +287,15 @@ class Slots:
         here = "cpu" if self.device is None else "cuda"
         for name, tensor in tensors.items():
             device = getattr(tensor, "device", None)
-            if device is not None and getattr(device, "type", str(device)) != here:
-                raise ValueError(f"{name} is on {device}; expected {here}")
+            if device is None:
+                continue
+            index = getattr(device, "index", None)
+            if getattr(device, "type", str(device)) != here or (self.device is not None and index not in (None, self.device)):
+                raise ValueError(f"{name} is on {device}; expected {here if self.device is None else f'{here}:{self.device}'}")
 
     def _list(self, slots, rings=None):
         self.expect_here(slots=slots, rings=rings)
-        n = _tensor("slots", slots).shape[0]
+        n = _length("slots", slots)
         return _make("list", n=n, slots=_ids("slots", slots), rings=_ids("rings", rings, n))
 
     def commit(self, batch, counts=None, convention="accepted", **execution):
@@ -289,7 +309,7 @@ class Slots:
     def reset(self, slots, rings=None, position=None, generation=None, keep_checkpoint=False, **execution):
         """Requests begin: states are zero, or (keep_checkpoint) what an engine has written to its own memory of them. position: int64 per entry, 0 without."""
         self.expect_here(position=position, generation=generation)
-        n = _tensor("slots", slots).shape[0]
+        n = _length("slots", slots)
         args = _make(
             "reset_args",
             keep_checkpoint=int(keep_checkpoint),
@@ -298,18 +318,22 @@ class Slots:
         )
         self.library.call("reset", self._slots, ctypes.byref(self._list(slots, rings)), ctypes.byref(args), self.execution(**execution))
 
-    def snapshot(self, batch, at, targets, **execution):
-        """For rows whose last commit has reached position at[row] (int64; negative: no), the exact state there is left in slot targets[row]."""
+    def snapshot_args(self, batch, at, targets):
+        """What snapshot is called with, checked: before the commit that it follows."""
         self.expect_here(at=at, targets=targets, **batch.kept)
         wanted, target = _array("at", _tensor("at", at), batch.rows, "int64"), _ids("targets", _tensor("targets", targets), batch.rows)
-        args = _make("snapshot_args", at=wanted, dst=target)
+        return _make("snapshot_args", at=wanted, dst=target)
+
+    def snapshot(self, batch, at, targets, **execution):
+        """For rows whose last commit has reached position at[row] (int64; negative: no), the exact state there is left in slot targets[row]."""
+        args = self.snapshot_args(batch, at, targets)
         self.library.call("snapshot", self._slots, ctypes.byref(batch.batch), ctypes.byref(args), self.execution(**execution))
 
     def copy(self, sources, targets, kind="fork", source_rings=None, target_rings=None, position=None, generation=None, **execution):
         """Forks, moves, swaps, stores or loads requests. position: int64 per entry, where a stored state is to stand, or (load) stands."""
         self.expect_here(position=position, generation=generation)
-        n = _tensor("targets", targets).shape[0]
-        if _tensor("sources", sources).shape[0] != n:
+        n = _length("targets", targets)
+        if _length("sources", sources) != n:
             raise ValueError(f"sources has the shape {tuple(sources.shape)}; expected ({n},)")
         args = _make(
             "copy_args",
@@ -355,7 +379,7 @@ class Batch:
         tokens=None,
         rings=None,
         cu_seqlens=None,
-        n_tokens=0,
+        n_tokens=None,
         max_tokens=0,
         null_id=None,
         flush=None,
@@ -369,9 +393,9 @@ class Batch:
         flags = (_NULL_ID if null_id is not None else 0) | (_KEEP_NULL_OUTPUTS if keep_outputs else 0) | (_EXTEND if extend else 0)
         # They are read until the commit has run.
         self.kept = {"slots": slots, "rings": rings, "cu_seqlens": cu_seqlens, "flush": flush, "generation": generation}
-        self.rows = _tensor("slots", slots).shape[0]
-        if cu_seqlens is not None and n_tokens < 1:
-            raise ValueError(f"n_tokens is {n_tokens}; expected the tokens that packed tensors have, with cu_seqlens")
+        self.rows = _length("slots", slots)
+        if (cu_seqlens is None) != (n_tokens is None):
+            raise ValueError(f"n_tokens is {n_tokens}; expected the tokens that packed tensors have with cu_seqlens, None without")
         self.lead = (self.rows, tokens) if cu_seqlens is None else (n_tokens,)
         self.batch = _make(
             "batch",
@@ -381,7 +405,7 @@ class Batch:
             max_tokens=max_tokens,
             null_id=null_id or 0,
             keep_tail=keep_tail,
-            n_tokens=n_tokens,
+            n_tokens=n_tokens or 0,
             slots=_ids("slots", slots),
             rings=_ids("rings", rings, self.rows),
             cu_seqlens=_array("cu_seqlens", cu_seqlens, self.rows + 1, "int32"),
@@ -389,6 +413,12 @@ class Batch:
             generation=_array("generation", generation, self.rows, "uint32", "int32"),
         )
         self.is_extend = extend
+
+
+def _lead(batch):
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batch is {batch!r}; expected a Batch")
+    return batch.lead
 
 
 class _Layers:
@@ -416,6 +446,7 @@ class _Layers:
 
     def _run(self, name, layer, batch, args, execution, **tensors):
         self.slots.expect_here(**batch.kept, **tensors)
+        _number("layer", layer)
         name += "_extend" if batch.is_extend else "_step"
         self.slots.library.call(
             name, self._handle, _number("layer", layer), ctypes.byref(batch.batch), ctypes.byref(args), self.slots.execution(**execution)
@@ -431,9 +462,10 @@ class _Layers:
         self._state("export", layer, slots, state, rings, position, transposed, execution)
 
     def _state(self, name, layer, slots, state, rings, position, transposed, execution):
+        _number("layer", layer)
         if layer < 0:  # to the library: all layers
             raise ValueError(f"layer is {layer}; expected 0 or more")
-        n, shape = _tensor("slots", slots).shape[0], self.state_shape
+        n, shape = _length("slots", slots), self.state_shape
         shape = (n, shape[0], shape[2], shape[1]) if transposed else (n, *shape)
         if tuple(_tensor("state", state).shape) != shape or state.stride()[3] != 1:
             raise ValueError(
@@ -441,6 +473,8 @@ class _Layers:
             )
         self.slots.expect_here(state=state, position=position)
         strides = state.stride()
+        if any(size > 1 and stride < 1 for size, stride in zip(shape, strides)):  # to the library 0 is: without gaps
+            raise ValueError(f"state has the strides {tuple(strides)}; expected 1 or more")
         described = _make(
             "state",
             dtype=_dtype("state", state, ("float32", "bfloat16", "float16")),
@@ -470,20 +504,20 @@ class Mamba2Layers(_Layers):
 
     def step(self, layer, batch, x, B, C, dt, A, D=None, dt_bias=None, z=None, out=None, dt_softplus=True, **execution):
         """x, z, out [row, token, head, headdim]; B, C [row, token, group, dstate]; dt [row, token, head] raw; A, dt_bias [head]; D [head] or [head, headdim]."""
-        per_element = D is not None and len(D.shape) == 2
+        per_element = D is not None and len(_tensor("D", D).shape) == 2
         args = _make(
             "mamba2_args",
             no_softplus=int(not dt_softplus),
-            x=_vectors("x", x, batch.lead, self.heads),
-            B=_vectors("B", B, batch.lead, self.groups),
-            C=_vectors("C", C, batch.lead, self.groups),
-            dt=_vectors("dt", dt, batch.lead, self.heads[:1]),
+            x=_vectors("x", x, _lead(batch), self.heads),
+            B=_vectors("B", B, _lead(batch), self.groups),
+            C=_vectors("C", C, _lead(batch), self.groups),
+            dt=_vectors("dt", dt, _lead(batch), self.heads[:1]),
             A=_vectors("A", A, (), self.heads[:1]),
             dt_bias=_vectors("dt_bias", dt_bias, (), self.heads[:1]),
             D=_vectors("D", D, (), self.heads if per_element else self.heads[:1]),
             D_per_element=int(per_element),
-            z=_vectors("z", z, batch.lead, self.heads),
-            out=_vectors("out", out, batch.lead, self.heads),
+            z=_vectors("z", z, _lead(batch), self.heads),
+            out=_vectors("out", out, _lead(batch), self.heads),
         )
         self._run("mamba2", layer, batch, args, execution, x=x, B=B, C=C, dt=dt, A=A, D=D, dt_bias=dt_bias, z=z, out=out)
 
@@ -492,6 +526,7 @@ class DeltaLayers(_Layers):
     """Layers of Gated DeltaNet (kind gdn) or Kimi Delta Attention (kda): H key heads of K, HV value heads of V."""
 
     def __init__(self, slots, n_layers, H, HV, K, V, kind="gdn", head_map="grouped", io="bfloat16", out=None, fmt=None, readout=None):
+        _choice("kind", {"gdn": 2, "kda": 3}, kind)
         super().__init__(slots, kind, n_layers, io, out, fmt, readout, H=H, HV=HV, K=K, V=V, head_map=_choice("head_map", _HEAD_MAPS, head_map))
         self.keys, self.values, self.state_shape = (H, K), (HV, V), (HV, V, K)
         self.gates = (HV, K) if kind == "kda" else (HV,)
@@ -522,11 +557,11 @@ class DeltaLayers(_Layers):
         args = _make(
             "delta_args",
             gate=_choice("gate", _GATES, gate),
-            q=_vectors("q", q, batch.lead, self.keys),
-            k=_vectors("k", k, batch.lead, self.keys),
-            v=_vectors("v", v, batch.lead, self.values),
-            g=_vectors("g", g, batch.lead, self.gates),
-            beta=_vectors("beta", beta, batch.lead, heads),
+            q=_vectors("q", q, _lead(batch), self.keys),
+            k=_vectors("k", k, _lead(batch), self.keys),
+            v=_vectors("v", v, _lead(batch), self.values),
+            g=_vectors("g", g, _lead(batch), self.gates),
+            beta=_vectors("beta", beta, _lead(batch), heads),
             A_log=_vectors("A_log", A_log, (), heads),
             dt_bias=_vectors("dt_bias", dt_bias, (), self.gates),
             lower_bound=lower_bound,
@@ -534,7 +569,7 @@ class DeltaLayers(_Layers):
             l2norm_eps=l2norm_eps,
             no_l2norm=int(not l2norm),
             beta_processed=int(not beta_sigmoid),
-            out=_vectors("out", out, batch.lead, self.values),
+            out=_vectors("out", out, _lead(batch), self.values),
         )
         self._run("delta", layer, batch, args, execution, q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, out=out)
 
@@ -551,8 +586,8 @@ class Conv1dLayers(_Layers):
         args = _make(
             "conv1d_args",
             no_silu=int(not silu),
-            x=_vectors("x", x, batch.lead, (1, self.channels)),
-            out=_vectors("out", out, batch.lead, (1, self.channels)),
+            x=_vectors("x", x, _lead(batch), (1, self.channels)),
+            out=_vectors("out", out, _lead(batch), (1, self.channels)),
             weight=_vectors("weight", weight, (), (self.channels, self.width)),
             bias=_vectors("bias", bias, (), (self.channels,)),
         )

@@ -69,6 +69,10 @@ Status selective_scan_update(const Layer& state, const Params& p, replayssm_stre
     return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "dim is " + std::to_string(p.dim) + " with " + std::to_string(p.nheads) + " heads and " +
                                                   std::to_string(p.ngroups) + " groups; expected a multiple of nheads, and groups");
   }
+  if (p.dim < 1 || p.dstate < 1) {
+    return refuse(REPLAYSSM_ERROR_INVALID_ARGUMENT, "dim is " + std::to_string(p.dim) + " and dstate is " + std::to_string(p.dstate) +
+                                                        "; expected those of the pool");
+  }
   replayssm_batch batch;
   if (auto status = batch_of(p, &batch); !status.ok()) return status;
 

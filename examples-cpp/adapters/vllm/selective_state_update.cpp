@@ -77,6 +77,11 @@ Status load_states(const Layer& state, const Mamba2Shape& s, const std::int32_t*
                    std::int32_t n, const Tensor& states, const replayssm_exec* exec) {
   if (auto status = expect("states", states, {n, s.nheads, s.dim, s.dstate}); !status.ok()) return status;
   if (auto status = contiguous("states", states, 3); !status.ok()) return status;
+  for (int axis = 0; axis < 3; ++axis) {  // to the library a stride of 0 is: without gaps
+    if (states.stride[axis] > 0 || states.size[axis] < 2) continue;
+    return refuse(REPLAYSSM_ERROR_UNSUPPORTED, "states has stride " + std::to_string(states.stride[axis]) + " in axis " +
+                                                   std::to_string(axis) + "; expected 1 or more");
+  }
   const auto list = host_list(blocks, n, requests);
   auto source = replayssm_init<replayssm_state>();
   source.dtype = states.dtype;

@@ -108,7 +108,7 @@ impl Shape {
                 let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
                 Some(Shape {
                     // Whole tiles. Of one token a head's records are few. With decays per column each part weighs its records anew: quarters of F32
-                    // FULL took 1376 us where halves took 814 (batch 256, four tokens).
+                    // FULL took 1376 us where halves took 814 (H200, batch 256, four tokens, window 32).
                     parts: [MAX_PARTS, 2]
                         .into_iter()
                         .find(|parts| tokens > 1 && shape.channels % (parts * TILE) == 0 && !(kda && *parts > 2))
@@ -929,7 +929,8 @@ mod tests {
     #[cfg(feature = "bench")]
     #[test]
     fn a_tuning_that_is_tried_out_is_checked() {
-        let text = "blocks=1,producers=1,consumers=6,folders=5,plane-bytes=65536,keys=3,heads-per-item=2,items-of-two=3,items-of-four=4";
+        let text = "blocks=1,producers=1,consumers=6,folders=5,plane-bytes=65536,keys=3,heads-per-item=2,items-of-two=3,items-of-four=4,\
+                    whole-planes=2";
         let tuning = Tuning {
             blocks: 1,
             producers: 1,
@@ -940,6 +941,7 @@ mod tests {
             heads_per_item: 2,
             items_of_two: 3,
             items_of_four: 4,
+            whole_planes: 2,
         };
         assert_eq!(Tuning::parse(text), Ok(tuning));
         assert_eq!(Tuning::parse("blocks=1"), Ok(Tuning { blocks: 1, ..SM_90 }));
@@ -948,7 +950,8 @@ mod tests {
             ("blocks=many", "blocks is many; expected a whole number"),
             (
                 "warps=4",
-                "warps is unknown; expected blocks, producers, consumers, folders, plane-bytes, keys, heads-per-item, items-of-two or items-of-four",
+                "warps is unknown; expected blocks, producers, consumers, folders, plane-bytes, keys, heads-per-item, items-of-two, \
+                 items-of-four or whole-planes",
             ),
             ("blocks=3", "blocks is 3; expected a whole number from 1 to 2"),
             ("producers=3", "producers is 3; expected a whole number from 1 to 2"),
@@ -958,6 +961,7 @@ mod tests {
             ("keys=5", "keys is 5; expected a whole number from 2 to 4"),
             ("heads-per-item=3", "heads-per-item is 3; expected 1, 2 or 4"),
             ("items-of-two=-1", "items-of-two is -1; expected a whole number from 0 to 65536"),
+            ("whole-planes=-1", "whole-planes is -1; expected a whole number from 0 to 9"),
         ] {
             assert_eq!(Tuning::parse(text), Err(sentence.to_owned()));
         }

@@ -85,6 +85,8 @@ pub(super) fn in_words(cuda: &Cuda, slots: &SlotsConfig, pool: &PoolConfig, rows
         match (pipeline.heads_per_item, pipeline.parts) {
             (1, 1) => "a head".to_owned(),
             (heads, 1) => format!("{heads} heads that share keys"),
+            (1, 2) => "half a head".to_owned(),
+            (1, _) => "a quarter of a head".to_owned(),
             (n, 2) => format!("{n} halves of heads"),
             (n, _) => format!("{n} quarters of heads"),
         },
