@@ -129,7 +129,7 @@ a load kernel believes any tag~cuda/slots/copy.cu~s/bool stands = from\[i\] == p
 an adapter's column of a block table~examples-cpp/adapters/vllm/selective_state_update.cpp~s/(m\.state_batch_indices\.dtype), m\.state_batch_indices\.stride\[0\]\)/$1, 1)/~--test engines the_vllm_adapter
 an adapter's null block~examples-cpp/adapters/vllm/selective_state_update.cpp~s/batch->flags = REPLAYSSM_BATCH_NULL_ID;/batch->flags = 0;/~--test engines the_vllm_adapter
 an adapter's counts are those of rejected tokens~examples-cpp/adapters/vllm/selective_state_update.cpp~s/REPLAYSSM_COUNTS_ACCEPTED;/REPLAYSSM_COUNTS_REJECTED;/~--test engines the_vllm_adapter
-an adapter folds later than its engine~examples-cpp/adapters/flashinfer/checkpointing_ssu.cpp~s/ring_buffer_len - T_max;/ring_buffer_len;/~--test engines the_flashinfer_adapter
+an adapter folds later than its engine~examples-cpp/adapters/flashinfer/checkpointing_ssu.cpp~s/ring_buffer_len - T_max :/ring_buffer_len :/~--test engines the_flashinfer_adapter
 an adapter's dt at the end of its padding~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/projected - dt_padded/projected - p.nheads/~--test engines the_tensorrt_llm_adapter
 an adapter's states as they come~examples-cpp/adapters/trtllm/selective_scan_update.cpp~s/STATE_COL_MAJOR/STATE_ROW_MAJOR/~--test engines the_tensorrt_llm_adapter
 an adapter's present is past~examples-cpp/adapters/onnxruntime_genai/varlen_gated_delta_net.cpp~s/1 - past\.bank/past.bank/~--test engines genai_adapter
