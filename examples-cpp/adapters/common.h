@@ -132,7 +132,7 @@ struct Layer {
   std::int32_t index = 0;
 };
 
-// Sizes of a Mamba-2 layer, with which tensors are compared.
+// Sizes of a Mamba-2 layer, with which tensors are compared: those that the pool was made with, which nothing here can look up.
 struct Mamba2Shape {
   std::int32_t nheads = 0, dim = 0, dstate = 0, ngroups = 0;
 };

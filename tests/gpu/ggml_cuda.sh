@@ -15,20 +15,22 @@
 set -euo pipefail
 run=true
 [ "${1:-}" != --build ] || { run=false && shift; }
-[ $# = 1 ] && [ -f "$1" ] || { echo "usage: tests/gpu/ggml_cuda.sh [--build] LIBRARY" >&2 && exit 2; }
+[ $# = 1 ] && [ ! -f "$1" ] && echo "$1 is no file; expected a libreplayssm.so" >&2 && exit 2
+[ $# = 1 ] || { echo "usage: tests/gpu/ggml_cuda.sh [--build] LIBRARY" >&2 && exit 2; }
 library=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$(dirname "$0")/../.."
 JOBS=${JOBS:-$(nproc)}
 export JOBS
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 [ -x "$nvcc" ] || { echo "no nvcc: NVCC may name it" >&2 && exit 2; }
+[ -n "${CUDA_ARCH:-}" ] || command -v nvidia-smi >/dev/null || { echo "no nvidia-smi: CUDA_ARCH may name the architecture, as sm_90" >&2 && exit 2; }
 arch=${CUDA_ARCH:-sm_$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)}
 out=${OUT:-build/ggml-cuda}
 adapter=$PWD/examples-cpp/adapters/ggml
 
 said=$(tests/ggml.sh) || { echo "$said" && exit 1; }
 [ -z "$said" ] || { echo "$said" && exit 1; }
-rm -rf "$out"
+rm -rf "$out"/{objects,lib,source,stubs,stubs.c,missing,ggml_cuda_adapter}
 mkdir -p "$out/objects" "$out/lib"
 out=$(cd "$out" && pwd)
 cp -r build/ggml/source "$out/source"

@@ -34,14 +34,14 @@ if [ "${1:-}" = --sanitize ]; then
 fi
 folder=
 # A program may be called as a folder of the repository is.
-if [ -d "${1:-}" ] && [[ " $all pytorch_adapter sglang_adapter transformers_models " != *" $1 "* ]]; then
+if [ -d "${1:-}" ] && [[ " $all ggml_cuda pytorch_adapter sglang_adapter transformers_models " != *" $1 "* ]]; then
   folder=$(cd "$1" && pwd)
   shift
 fi
 programs=${*:-$all}
-# Tests in Python, with PyTorch where there is one; not under the sanitizer.
+# Tests in Python, with PyTorch where there is one, and ggml's CUDA backend; not under the sanitizer.
 scripts=
-for name in pytorch_adapter sglang_adapter transformers_models; do
+for name in ggml_cuda pytorch_adapter sglang_adapter transformers_models; do
   case " ${*:-$name} " in *" $name "*) scripts+=" $name" ;; esac
   programs=${programs//$name/}
 done
@@ -86,12 +86,26 @@ if [ -n "$tool" ]; then
   export REPLAYSSM_ACROSS=${REPLAYSSM_ACROSS:-3} REPLAYSSM_CUDA_ROUNDS=${REPLAYSSM_CUDA_ROUNDS:-6}
 fi
 
+# What runs ggml's CUDA backend compiles it.
+ggml_cuda() {
+  local why=
+  [ -x "$here/ggml_cuda.sh" ] || why="it is run in the repository"
+  [ -n "$(command -v "${NVCC:-nvcc}" || ls /usr/local/cuda/bin/nvcc 2>/dev/null)" ] || why="there is no nvcc"
+  if [ -n "$why" ]; then
+    printf 'test ggml_cuda ... ok\nskipped: ggml_cuda because %s\n' "$why"
+  else
+    OUT=$out/ggml-cuda "$here/ggml_cuda.sh" "$1" && echo "test ggml_cuda ... ok"
+  fi
+}
+export -f ggml_cuda
+export here out
+
 table=
 failures=0
 for name in $programs $scripts; do
   program=$folder/$name log=$out/$name${tool:+-$tool}.log
   case " $scripts " in *" $name "*) program=$folder/python/tests/gpu/python.sh && [ -x "$program" ] || program=$here/python.sh ;; esac
-  [ -x "$program" ] || fail "$program is no program"
+  [ "$name" = ggml_cuda ] || [ -x "$program" ] || fail "$program is no program"
   # These make contexts of both backends by themselves.
   backend=cuda tests=
   case $name in
@@ -110,6 +124,7 @@ for name in $programs $scripts; do
       ;;
   esac
   case " $scripts " in *" $name "*) set -- "$program" "$name" "$folder/libreplayssm.so" ;; esac
+  [ "$name" != ggml_cuda ] || set -- bash -c 'ggml_cuda "$1"' run "$folder/libreplayssm.so"
   echo "     Running $name"
   start=$SECONDS
   REPLAYSSM_TEST_BACKEND=$backend timeout --kill-after=10 "$limit" "$@" </dev/null >"$log" 2>&1

@@ -235,8 +235,12 @@ def compare(name, make, dtype, path):
 
 
 def main():
-    good, (path, *chosen) = True, [word for word in sys.argv[1:] if word not in ("--cpu", "--break")]
-    for name, make in [("Mamba-2", mamba2), ("Nemotron-H", nemotron_h), ("Qwen3-Next", qwen3_next), ("Kimi Linear", kimi_linear)]:
+    models = {"Mamba-2": mamba2, "Nemotron-H": nemotron_h, "Qwen3-Next": qwen3_next, "Kimi Linear": kimi_linear}
+    good, words = True, [word for word in sys.argv[1:] if word not in ("--cpu", "--break")]
+    if not words or set(words[1:]) - set(models):
+        sys.exit(f"usage: tests/gpu/transformers_models.py LIBRARY [--cpu] [--break] [{' '.join(map(repr, models))}]")
+    path, *chosen = words
+    for name, make in models.items():
         if chosen and name not in chosen:
             continue
         for dtype in (torch.float32, torch.bfloat16) if LOST is None else (torch.float32,):

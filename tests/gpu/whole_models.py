@@ -533,9 +533,12 @@ def main():
             KERNELS.update(zip(("mamba2", "gdn"), triton_kernels()))
         except ImportError as error:
             print(f"without Triton: {error}")
+    known = TINY if args.tiny else MODELS
+    if args.models and not any(word in label for word in args.models.split() for label in known):
+        sys.exit(f"--models is {args.models!r}; expected words of {', '.join(known)}")
     began, results = time.time(), []
     torch.manual_seed(1)
-    for label, c in (TINY if args.tiny else MODELS).items():
+    for label, c in known.items():
         if args.models and not any(word in label for word in args.models.split()):
             continue
         with torch.no_grad():
