@@ -20,9 +20,10 @@ use toolchain::{
 };
 
 /// Documents whose code, names and links are checked.
-const DOCUMENTS: [&str; 13] = [
+const DOCUMENTS: [&str; 14] = [
     "README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/INTEGRATION.md",
     "docs/ABI.md",
     "docs/KERNELS.md",
