@@ -204,7 +204,7 @@ while IFS='~' read -r name file change arguments; do
     echo "does not apply: $name"
   elif $check; then
     red=$((red + 1))
-  elif { [[ $file == cuda/* ]] && ! prepare_device; } || { [[ $arguments =~ ^--test\ (ggml|llama) ]] && ! prepare_ggml; }; then
+  elif { [[ $file == cuda/* ]] && ! prepare_device; } || { [[ $arguments =~ ^--test\ ggml ]] && ! prepare_ggml; }; then
     echo "skipped: $name: $reason"
     total=$((total - 1))
   else

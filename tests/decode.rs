@@ -304,7 +304,7 @@ fn tags_that_cannot_be_trusted() {
 #[test]
 fn every_family() {
     for family in FAMILIES {
-        all_ways(&Spec { family, ..aligned(1) }, 24);
+        all_ways(&Spec { family, ..aligned(1) }, 18);
     }
 }
 
@@ -362,7 +362,7 @@ fn windows_and_kept_tokens() {
         (28, 3, REPLAYSSM_SCHEDULE_STAGGERED),
         (31, 5, REPLAYSSM_SCHEDULE_STAGGERED),
     ] {
-        all_ways(&Spec { window, keep, schedule, heads: 4, ..aligned(7) }, 40);
+        all_ways(&Spec { window, keep, schedule, heads: 4, ..aligned(7) }, 30);
     }
 }
 
@@ -384,7 +384,7 @@ fn delta_rules() {
             },
             Spec { window: 1, schedule: REPLAYSSM_SCHEDULE_BY_POSITION, dt_dtype: REPLAYSSM_DTYPE_F16, ..of(22) },
         ] {
-            all_ways(&spec, 20);
+            all_ways(&spec, 12);
         }
     }
 }

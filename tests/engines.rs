@@ -34,9 +34,17 @@ fn run(name: &str, sources: &[&str], breaks: &[(&str, &str)]) {
     let compilers = if on_cuda() { vec![toolchain::system_compiler()] } else { compilers() };
     for compiler in compilers {
         let program = build(&format!("{name}-{}", compiler.name), sources, &compiler, STRICT);
-        let said = text(&succeed(&mut Command::new(&program)));
+        let mut command = Command::new(&program);
+        if on_cuda() {
+            // A device that is emulated is slow. On a GPU the whole program runs, and its breaks.
+            command.arg("short");
+        }
+        let said = text(&succeed(&mut command));
         assert!(said.starts_with(name), "{said}");
         println!("{}: {said}", compiler.name);
+        if on_cuda() {
+            continue;
+        }
         for (how, what) in breaks {
             let broken = finish(Command::new(&program).arg(how));
             assert!(!broken.status.success(), "{name} did not notice {how}");

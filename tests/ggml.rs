@@ -4,6 +4,8 @@
 
 #![cfg(target_os = "linux")]
 
+#[path = "ggml/llama.rs"]
+mod llama;
 #[path = "c/toolchain.rs"]
 mod toolchain;
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds a part of llama.cpp, from the sources that tests/ggml.sh fetches, for tests/llama.rs: build/ggml/libllama.a as it is, and
+# Builds a part of llama.cpp, from the sources that tests/ggml.sh fetches, for tests/ggml/llama.rs: build/ggml/libllama.a as it is, and
 # libllama-patched.a, the files that examples-cpp/adapters/ggml/llama_cpp.patch changes, to be linked in front of it. Two architectures of
 # models, no tokenizer, no sampler: what is left out are stubs. A minute and a half on two cores, once.
 #

@@ -259,7 +259,6 @@ struct Job {
   char *stage;
   char *keys;
   i32 number;  // of the head
-  i32 tile;    // the first, of all of the head's
 };
 
 DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 plane, i32 stage, i32 keys) {
@@ -272,9 +271,11 @@ DEVICE Job job_of(const Pipeline &s, const Count &count, i32 h, i32 plane, i32 s
   j.stage = stage_at(s, stage);
   j.keys = keys_at(s, keys);
   j.number = j.item->head + h / parts_of(s) * j.item->step;
-  j.tile = parts_of(s) > 1 ? j.head->part * s.tiles : 0;
   return j;
 }
+
+// Of all of a head's tiles, the first one of a part. Not kept: registers are few.
+DEVICE i32 first_tile(const Pipeline &s, const Job &j) { return parts_of(s) > 1 ? j.head->part * s.tiles : 0; }
 
 // Within a stage: values of records from the oldest on, the step's own behind them. elapsed: of each record, e^(log decay of it and of all
 // later ones in front of the step), 1 behind the last; weights: what a record weighs by then. decays: of each token, e^(log decays from the
@@ -850,7 +851,7 @@ template <class Family>
 DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job, i32 tile) {
   if (job.head->kind != ODD) return Folds{job.head->from, job.head->folds};
   const State &state = params.family.state;
-  i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + job.tile + tile];
+  i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + first_tile(params.pipeline, job) + tile];
   return Folds{(i32)(tag - job.item->position + job.item->records),
                (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
 }
@@ -1247,7 +1248,7 @@ DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half
   Folds f;
   {
     Job job = job_of_unit(params.pipeline, unit);
-    load_part<FORMAT>(t, state, checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, job.tile + unit.tile, 0), half, fold_lane());
+    load_part<FORMAT>(t, state, checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, first_tile(params.pipeline, job) + unit.tile, 0), half, fold_lane());
     f = folds_of_tile<Family>(params, job, unit.tile);
   }
   i32 end = f.from + f.n;
@@ -1266,7 +1267,7 @@ DEVICE void fold_part(const typename Family::Params &params, Unit unit, i32 half
   i32 head = unit.item * s.heads_per_item + unit.h;
   ptx_counter_wait(places().taken(head % s.stages), (u32)(head / s.stages) + 1);
   Job job = job_of_unit(s, unit);
-  Checkpoint c = checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, job.tile + unit.tile, job.item->seed);
+  Checkpoint c = checkpoint_of(state, params.family.place.layer, job.item->slot, job.number, first_tile(s, job) + unit.tile, job.item->seed);
   store_tile<FORMAT>(t, state, c, fold_lane(), half, job.item->position - job.item->records + end);
 }
 
@@ -1281,7 +1282,7 @@ DEVICE void fold_tile(const typename Family::Params &params, const Unit &unit, i
     fold_part<Family, FORMAT>(params, unit, half, me);
   Job again = job_of_unit(params.pipeline, Unit{ptx_hide(unit.item), unit.h, unit.tile});
   f = folds_of_tile<Family>(params, again, unit.tile);
-  i64 *tags = (i64 *)own_part(state.tags, again.item->slot) + (i64)again.number * state.tiles + again.tile;
+  i64 *tags = (i64 *)own_part(state.tags, again.item->slot) + (i64)again.number * state.tiles + first_tile(params.pipeline, again);
   __syncwarp();
   if (lane_index() == 0) tags[unit.tile] = again.item->position - again.item->records + f.from + f.n;
 }

@@ -3,15 +3,10 @@
 //! some are rejected. Told to keep one rejected draft, the program must see it.
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-#![cfg(target_os = "linux")]
-
-#[path = "c/toolchain.rs"]
-mod toolchain;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use toolchain::{Compiler, Language, compilers, finish, library, library_folder, root, scratch, succeed, text};
+use super::toolchain::{Compiler, Language, compilers, finish, library, library_folder, root, scratch, succeed, text};
 
 /// The folder of llama.cpp's and ggml's headers and archives, or nothing where they cannot be had; then the script has said why.
 fn llama() -> Option<PathBuf> {
