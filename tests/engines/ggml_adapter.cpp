@@ -50,7 +50,7 @@ constexpr double cuda_tolerance = 4e-5;
 constexpr double tolerance_high = 0x1p-8;
 
 constexpr int n_rs_seq = 3, n_states = n_rs_seq + 1;  // drafts, and states of a sequence that take them back
-constexpr int n_prompt = 37, n_ubatches = 40;
+constexpr int n_prompt = 37, n_ubatches = 28;
 int n_seqs = 3, n_layers = 2;
 #ifdef GGML_ADAPTER_ON_CUDA
 constexpr bool on_cuda = true;
