@@ -175,11 +175,11 @@ fn few_several_kda_of_split32() {
 fn few_parts_of_heads() {
     let bounded = REPLAYSSM_GATE_LOWER_BOUND;
     for spec in [
-        Spec { family: REPLAYSSM_FAMILY_GDN, t_max: 4, window: 37, keep: 2, headdim: 128, ..aligned(24) },
+        Spec { family: REPLAYSSM_FAMILY_GDN, t_max: 4, window: 19, keep: 2, headdim: 128, ..aligned(24) },
         Spec { family: REPLAYSSM_FAMILY_GDN, t_max: 6, window: 15, headdim: 96, ..aligned(25) },
-        Spec { family: REPLAYSSM_FAMILY_KDA, t_max: 3, window: 37, headdim: 128, gate_kind: bounded, ..aligned(26) },
+        Spec { family: REPLAYSSM_FAMILY_KDA, t_max: 3, window: 17, headdim: 128, gate_kind: bounded, ..aligned(26) },
     ] {
-        all_ways(&Spec { heads: 4, ..spec }, 12);
+        all_ways(&Spec { heads: 4, ..spec }, 9);
     }
 }
 
@@ -384,7 +384,7 @@ fn delta_rules() {
             },
             Spec { window: 1, schedule: REPLAYSSM_SCHEDULE_BY_POSITION, dt_dtype: REPLAYSSM_DTYPE_F16, ..of(22) },
         ] {
-            all_ways(&spec, 12);
+            all_ways(&spec, 9);
         }
     }
 }

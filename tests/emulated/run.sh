@@ -65,6 +65,10 @@ while read -r name program; do
         chosen=(--skip case_29)
         echo "skipped: emulated case_29_the_same_batch_of_99_rows_gives_one_hash because it takes a minute"
         ;;
+      delta_cases)
+        chosen=(--skip case_23 --skip case_24)
+        echo "skipped: emulated case_23 and case_24 of delta_cases because they are long"
+        ;;
       position_model)
         chosen=(a_rewind staggered_flushes without_schedule)
         echo "skipped: emulated any_order_of_operations of two of three schedules because they take a minute"
