@@ -309,10 +309,21 @@ def run_life(tensor, device, path):
     print(f"a convolution, tokens taken back, a snapshot: outputs {error:.1e}, states {off:.1e}, bound {BOUND}")
 
 
+def refused(calls):
+    """Each call is refused with its words."""
+    for make, words in calls:
+        try:
+            make()
+        except (replay.ReplayError, TypeError, ValueError) as error:
+            assert words in str(error), f"{error}; expected {words}"
+        else:
+            sys.exit(f"nothing was said; expected {words}")
+
+
 def check_refusals(path):
     slots = replay.Slots(2, device=None, n_threads=1, path=path)
     layers, ids = replay.Mamba2Layers(slots, 1, 4, 16, 32, 2, io="float32"), Host((2,), [0, 1], "int32")
-    for make, words in [
+    calls = [
         (lambda: replay.Mamba2Layers(slots, 1, 4, 0, 32, 2), "headdim is 0"),
         (lambda: replay.Slots(0, device=None, path=path), "n_slots is 0"),
         (lambda: replay.Slots(2**32 + 1, device=None, path=path), "n_slots is 4294967297, which does not fit"),
@@ -333,13 +344,8 @@ def check_refusals(path):
         (lambda: layers.step(0, replay.Batch(ids, tokens=1), *[Host((2, 1, 4, 8), [0] * 64)] * 5), "x has the shape (2, 1, 4, 8); expected (2, 1, 4, 16)"),
         (lambda: layers.load(0, ids, Host((1, 4, 16, 32), [0] * 2048)), "state has the shape (1, 4, 16, 32)"),
         (lambda: layers.load(-1, ids, Host((2, 4, 16, 32), [0] * 4096)), "layer is -1; expected 0 or more"),
-    ]:
-        try:
-            make()
-        except (replay.ReplayError, TypeError, ValueError) as error:
-            assert words in str(error), f"{error}; expected {words}"
-        else:
-            sys.exit(f"nothing was said; expected {words}")
+    ]
+    refused(calls)
     elsewhere = Host((2,), [1, 1], "int32")
     elsewhere.device = "cuda:1"
     try:
