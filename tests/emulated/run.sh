@@ -47,7 +47,13 @@ programs=$([ -z "$others" ] || programs_of $(printf -- '--test %s ' $others))
 failed=0
 # Lines look as cargo's do, with this stage in front of the name.
 run() {
-  LD_LIBRARY_PATH=$out "$@" </dev/null 2>&1 | sed -u 's/^test \(.* \.\.\. \)/test emulated \1/' || failed=1
+  LD_LIBRARY_PATH=$out "$@" </dev/null 2>&1 | sed -u 's/^test \(.* \.\.\. \)/test emulated \1/'
+}
+# A device works on one launch at a time: two programs share the processor. What they print comes in order.
+pids=()
+ended() {
+  wait "${pids[$1]}" || failed=1
+  cat "$out/log.$1"
 }
 
 export RUSTC_BOOTSTRAP=1
@@ -75,6 +81,10 @@ while read -r name program; do
         ;;
     esac
   fi
-  REPLAYSSM_TEST_BACKEND=$backend run "$program" -Z unstable-options --report-time --show-output "${chosen[@]}"
+  n=${#pids[@]}
+  REPLAYSSM_TEST_BACKEND=$backend run "$program" -Z unstable-options --report-time --show-output "${chosen[@]}" >"$out/log.$n" &
+  pids+=($!)
+  [ "$n" = 0 ] || ended $((n - 1))
 done <<<"${programs#$'\n'}"
+[ ${#pids[@]} = 0 ] || ended $((${#pids[@]} - 1))
 exit "$failed"
