@@ -46,6 +46,7 @@ pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_
         REPLAYSSM_ERROR_NO_CODE_FOR_ARCH => c"REPLAYSSM_ERROR_NO_CODE_FOR_ARCH",
         REPLAYSSM_ERROR_OUT_OF_MEMORY => c"REPLAYSSM_ERROR_OUT_OF_MEMORY",
         REPLAYSSM_ERROR_CUDA => c"REPLAYSSM_ERROR_CUDA",
+        REPLAYSSM_ERROR_DEVICE_LOST => c"REPLAYSSM_ERROR_DEVICE_LOST",
         REPLAYSSM_ERROR_CAPTURING => c"REPLAYSSM_ERROR_CAPTURING",
         REPLAYSSM_ERROR_BAD_BLOB => c"REPLAYSSM_ERROR_BAD_BLOB",
         REPLAYSSM_ERROR_INTERNAL => c"REPLAYSSM_ERROR_INTERNAL",
@@ -65,7 +66,7 @@ pub extern "C" fn replayssm_last_error_message() -> *const c_char {
     last_error()
 }
 
-/// The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA; 0 if none did.
+/// The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA or _DEVICE_LOST; 0 if none did.
 ///
 /// Threads: any, each with a number of its own. Capture: host only.
 ///

@@ -24,7 +24,7 @@ pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> replayssm_status {
     match result.unwrap_or_else(|panic| Err(Error::Internal(text_of(&*panic)))) {
         Ok(()) => REPLAYSSM_OK,
         Err(error) => {
-            if let Error::Cuda { code, .. } = &error {
+            if let Error::Cuda { code, .. } | Error::DeviceLost { code, .. } = &error {
                 let _ = LAST_CUDA_ERROR.try_with(|last| last.set(*code));
             }
             let text = error.to_string().replace('\0', "?");

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::replay::launch::Backend;
 use crate::replay::slots::{Context, Layers, Slots};
 
 const MAGIC: u64 = 0xA5;
@@ -45,10 +46,12 @@ pub(super) trait Kind: Sized {
     fn of(object: &Object) -> Option<&Arc<Self>>;
     /// The other way.
     fn wrap(this: Arc<Self>) -> Object;
+    /// What it runs on.
+    fn backend(&self) -> &dyn Backend;
 }
 
 macro_rules! kind {
-    ($ty:ident, $number:literal, $name:literal) => {
+    ($ty:ident, $number:literal, $name:literal, $backend:expr) => {
         impl Kind for $ty {
             const NUMBER: u64 = $number;
             const NAME: &'static str = $name;
@@ -61,12 +64,16 @@ macro_rules! kind {
             fn wrap(this: Arc<Self>) -> Object {
                 Object::$ty(this)
             }
+            fn backend(&self) -> &dyn Backend {
+                let of: fn(&Self) -> &dyn Backend = $backend;
+                of(self)
+            }
         }
     };
 }
-kind!(Context, 1, "replayssm_context");
-kind!(Slots, 2, "replayssm_slots");
-kind!(Layers, 3, "replayssm_layers");
+kind!(Context, 1, "replayssm_context", |context| context.backend.as_ref());
+kind!(Slots, 2, "replayssm_slots", Slots::backend);
+kind!(Layers, 3, "replayssm_layers", Layers::backend);
 
 struct Entry {
     state: AtomicU64,
@@ -167,8 +174,14 @@ fn decode<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<(u64, 
     Ok((bits >> INDEX_BITS & 0xFFFF_FFFF, (bits & ((1 << INDEX_BITS) - 1)) as usize))
 }
 
-/// Pins the object of a handle.
+/// Pins the object of a handle, for a call: its device must be there.
 pub(super) fn pin<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<Pin<K>> {
+    let pinned = pin_any::<K, H>(handle, argument)?;
+    pinned.backend().check_alive()?;
+    Ok(pinned)
+}
+
+fn pin_any<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<Pin<K>> {
     let (generation, index) = decode::<K, H>(handle, argument)?;
     let entry = entry(index).ok_or_else(|| invalid::<K>(argument, "it was not made by this library"))?;
     let state = entry.state.fetch_add(1, Ordering::AcqRel);
@@ -187,7 +200,7 @@ pub(super) fn pin<K: Kind, H>(handle: *const H, argument: &'static str) -> Resul
 /// Destroys a handle; the object goes when the last call inside it returns and its last child is gone. Gives the object if it is
 /// this call that destroys it; none for NULL and stale handles.
 pub(super) fn remove<K: Kind, H>(handle: *mut H) -> Option<Pin<K>> {
-    let pinned = pin::<K, H>(handle, "").ok()?;
+    let pinned = pin_any::<K, H>(handle, "").ok()?;
     let marked = pinned.entry.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
         // The pin keeps the generation: another thread can at most have marked the entry first.
         (state & LIVE != 0).then_some(state & !LIVE | DYING)

@@ -1187,6 +1187,11 @@ impl std::fmt::Debug for Blocks {
 pub trait Backend: Send + Sync {
     /// Name and size.
     fn info(&self) -> BackendInfo;
+
+    /// Refuses if its device has failed for good, as far as is known.
+    fn check_alive(&self) -> Result<()> {
+        Ok(())
+    }
     /// Zeroed memory.
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>>;
     /// Copies bytes into memory of this backend that no work uses yet.

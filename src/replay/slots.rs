@@ -163,7 +163,8 @@ impl Slots {
         Ok(())
     }
 
-    pub(super) fn backend(&self) -> &dyn Backend {
+    /// What they run on.
+    pub fn backend(&self) -> &dyn Backend {
         self.context.backend.as_ref()
     }
 
