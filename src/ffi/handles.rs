@@ -47,7 +47,7 @@ pub(super) trait Kind: Sized {
     /// The other way.
     fn wrap(this: Arc<Self>) -> Object;
     /// What it runs on.
-    fn backend(&self) -> &dyn Backend;
+    fn runs_on(&self) -> &dyn Backend;
 }
 
 macro_rules! kind {
@@ -64,7 +64,7 @@ macro_rules! kind {
             fn wrap(this: Arc<Self>) -> Object {
                 Object::$ty(this)
             }
-            fn backend(&self) -> &dyn Backend {
+            fn runs_on(&self) -> &dyn Backend {
                 let of: fn(&Self) -> &dyn Backend = $backend;
                 of(self)
             }
@@ -177,7 +177,7 @@ fn decode<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<(u64, 
 /// Pins the object of a handle, for a call: its device must be there.
 pub(super) fn pin<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<Pin<K>> {
     let pinned = pin_any::<K, H>(handle, argument)?;
-    pinned.backend().check_alive()?;
+    pinned.runs_on().check_alive()?;
     Ok(pinned)
 }
 

@@ -391,6 +391,11 @@ impl Layers {
         Ok(layers)
     }
 
+    /// What it runs on.
+    pub fn backend(&self) -> &dyn Backend {
+        self.slots.backend()
+    }
+
     fn log_created(&self, owned: u64, n_lent: usize) {
         let (slots, config) = (&self.slots.view.config, &self.view.config);
         let log = &self.slots.context.log;
@@ -402,7 +407,7 @@ impl Layers {
                 explain::pool(config),
             )
         });
-        for warning in warnings(slots, config, self.slots.backend().info().device.is_some()) {
+        for warning in warnings(slots, config, self.backend().info().device.is_some()) {
             log.line(Level::Warning, || format!("pool {}: {warning}", self.view.index));
         }
     }
@@ -414,7 +419,7 @@ impl Layers {
 
     /// What a step of `rows` rows of `tokens` tokens does, in sentences.
     pub fn explain(&self, rows: i64, tokens: i64) -> Result<String> {
-        let backend = self.slots.backend();
+        let backend = self.backend();
         let info = backend.info();
         let (slots, config) = (&self.slots.view.config, &self.view.config);
         let plan = StepPlan::new(slots, config, rows, tokens, info.n_threads)?;
@@ -448,7 +453,7 @@ impl Layers {
         let mut moves = Vec::new();
         for (view, site) in self.view.components.iter().zip(&sites) {
             if let Some(site) = site {
-                moves.push((view, site, table_of(self.slots.backend(), site, &mut tables)?));
+                moves.push((view, site, table_of(self.backend(), site, &mut tables)?));
             }
         }
         for (view, site, table) in moves {
@@ -483,7 +488,7 @@ impl Layers {
         if !self.slots.view.config.checks {
             return Ok(*exec);
         }
-        self.slots.backend().inspect(&self.slots.view, &self.view, layer, batch, inputs, exec)?;
+        self.backend().inspect(&self.slots.view, &self.view, layer, batch, inputs, exec)?;
         Ok(exec.after_own_launch())
     }
 
@@ -495,7 +500,7 @@ impl Layers {
             return Ok(());
         }
         args.check(&self.view.config, &batch)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.mamba2(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
@@ -510,7 +515,7 @@ impl Layers {
         }
         args.check(&self.view.config, &batch)?;
         let args = &args.with_default_scale(&self.view.config);
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.delta(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
@@ -524,7 +529,7 @@ impl Layers {
             return Ok(());
         }
         args.check(&self.view.config, &batch)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.conv1d(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
@@ -534,7 +539,7 @@ impl Layers {
     pub fn import(&self, list: &List, position: Option<Address>, src: StateTensor, exec: &Exec) -> Result<()> {
         self.slots.check_list(list)?;
         let src = src.checked(&self.view.config, list.n)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         backend.import(&self.slots.view, &self.view, list, position, &src, exec)
     }
@@ -543,7 +548,7 @@ impl Layers {
     pub fn export(&self, list: &List, at: Option<Address>, dst: StateTensor, exec: &Exec) -> Result<()> {
         self.slots.check_list(list)?;
         let dst = dst.checked(&self.view.config, list.n)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         backend.export(&self.slots.view, &self.view, list, at, &dst, exec)
     }
