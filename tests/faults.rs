@@ -98,8 +98,9 @@ fn spec(family: i32) -> Spec {
     }
 }
 
-/// Creates a context, slots, a pool and a convolution, as far as that goes; then destroys what there is. The last status.
-fn create(family: i32) -> i32 {
+/// Creates a context, slots, a pool and a convolution, as far as that goes; then, behind `between`, destroys what there is. The first failure: status
+/// and sentence.
+fn create(family: i32, between: impl FnOnce()) -> Result<(), (i32, String)> {
     let (mut context, mut slots, mut pool, mut conv) = (null_mut(), null_mut(), null_mut(), null_mut());
     let context_desc = desc!(replayssm_context_desc { backend: REPLAYSSM_BACKEND_CUDA });
     let (spec, slots_desc) = (spec(family), common::Rig::slots_desc(&spec(family)));
@@ -111,49 +112,51 @@ fn create(family: i32) -> i32 {
         channels: 100,
         width: 4,
     });
-    // SAFETY: descriptors and out-parameters are locals.
-    let status = unsafe {
-        [
-            replayssm_context_create(&context_desc, &mut context),
-            replayssm_slots_create(context, &slots_desc, &mut slots),
-            replayssm_layers_create(slots, &pool_desc, null(), 0, &mut pool),
-            replayssm_layers_create(slots, &conv_desc, null(), 0, &mut conv),
-        ]
+    let checked = |status: i32, is_null: bool| {
+        assert_eq!(status != REPLAYSSM_OK, is_null, "a handle is there if and only if there is no error");
+        if is_null { Err((status, message())) } else { Ok(()) }
     };
-    let made = [context.is_null(), slots.is_null(), pool.is_null(), conv.is_null()];
-    for (status, is_null) in status.iter().zip(made) {
-        assert_eq!(*status != REPLAYSSM_OK, is_null, "a handle is there if and only if there is no error");
-    }
+    // SAFETY: descriptors and out-parameters are locals.
+    let result = unsafe {
+        (|| {
+            checked(replayssm_context_create(&context_desc, &mut context), context.is_null())?;
+            checked(replayssm_slots_create(context, &slots_desc, &mut slots), slots.is_null())?;
+            checked(replayssm_layers_create(slots, &pool_desc, null(), 0, &mut pool), pool.is_null())?;
+            checked(replayssm_layers_create(slots, &conv_desc, null(), 0, &mut conv), conv.is_null())
+        })()
+    };
+    between();
     replayssm_layers_destroy(conv);
     replayssm_layers_destroy(pool);
     replayssm_slots_destroy(slots);
     replayssm_context_destroy(context);
-    // What comes behind a failure has no handle to work with.
-    status.into_iter().find(|&status| status != REPLAYSSM_OK).unwrap_or(REPLAYSSM_OK)
+    result
 }
 
 #[test]
 fn whatever_fails_in_creating_leaves_nothing_behind() {
     let Some((driver, _turn)) = emulated("creating") else { return };
     for family in FAMILIES {
-        assert_eq!(create(family), REPLAYSSM_OK);
+        create(family, || ()).expect("nothing fails");
         let live = driver.live();
         for (with, wanted) in [(OUT_OF_MEMORY, REPLAYSSM_ERROR_OUT_OF_MEMORY), (NOT_SUPPORTED, REPLAYSSM_ERROR_CUDA)] {
             let mut n = 0;
             loop {
                 driver.fail(n, with, false);
-                let status = create(family);
-                if !driver.has_failed() {
+                let mut has_failed = false;
+                let result = create(family, || has_failed = driver.has_failed());
+                if !has_failed {
                     break;
                 }
-                assert_eq!(status, wanted, "call {n} of the driver: {}", message());
-                assert!(message().contains("cu") || message().contains("bytes"), "{}", message());
-                assert_eq!(driver.live(), live, "call {n} of the driver left something behind");
+                let (status, text) = result.expect_err("the failure is told");
+                assert_eq!(status, wanted, "call {n} of the driver: {text}");
+                assert!(text.contains("cu") || text.contains("bytes"), "{text}");
+                assert_eq!(driver.live(), live, "call {n} of the driver left something behind: {text}");
                 n += 1;
             }
             println!("family {family}: {n} calls of the driver failed in turn with {with}");
             assert!(n > 50, "creating loads kernels");
-            assert_eq!(create(family), REPLAYSSM_OK);
+            create(family, || ()).expect("nothing fails any more");
         }
     }
 }
@@ -293,7 +296,7 @@ fn a_lost_context_refuses_every_call_and_can_be_destroyed() {
     }
     // A context that is lost already: created in vain.
     driver.fail(0, ILLEGAL_ADDRESS, true);
-    assert_ne!(create(1), REPLAYSSM_OK);
+    create(1, || ()).expect_err("nothing works");
     assert!(driver.has_failed());
     assert_eq!(driver.live(), live);
 }
@@ -327,15 +330,15 @@ fn a_kernel_that_faults_ends_its_context_and_nothing_else() {
     };
     for _ in 0..1000 {
         calls.all();
+        let mut info = desc!(replayssm_context_info {});
         // SAFETY: the out-parameter is a local.
-        if unsafe { replayssm_context_query(calls.rig.context, &mut desc!(replayssm_context_info {})) } != REPLAYSSM_OK
-        {
+        if unsafe { replayssm_context_query(calls.rig.context, &mut info) } != REPLAYSSM_OK {
             break;
         }
     }
     assert_eq!(replayssm_last_cuda_error(), ILLEGAL_ADDRESS);
     see_that_it_is_lost(calls);
-    assert_ne!(create(1), REPLAYSSM_OK);
+    create(1, || ()).expect_err("the process has lost the device");
     println!("lost: seen");
 }
 

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::replay::launch::Backend;
 use crate::replay::slots::{Context, Layers, Slots};
 
@@ -137,7 +138,16 @@ fn encode<K: Kind>(generation: u64, index: usize) -> u64 {
 /// A new handle for an object.
 pub(super) fn insert<K: Kind, H>(this: Arc<K>) -> Result<*mut H> {
     let full = || Error::OutOfMemory { what: "the table of handles".into(), bytes: None };
-    let recycled = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let recycled = {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        // Room for all that there are and one more, so that destroying needs none. Twice as much, lest each needs more.
+        let wanted = USED.load(Ordering::Relaxed) + 1;
+        if free.capacity() < wanted {
+            let more = 2 * wanted - free.len();
+            free.try_reserve(more).map_err(|_| full())?;
+        }
+        free.pop()
+    };
     let index = match recycled {
         Some(index) => index,
         None => USED
@@ -148,6 +158,10 @@ pub(super) fn insert<K: Kind, H>(this: Arc<K>) -> Result<*mut H> {
         Box::new(std::array::from_fn(|_| Entry { state: AtomicU64::new(0), object: UnsafeCell::new(None) }))
     });
     let entry = entry(index).ok_or_else(full)?;
+    if let Err(error) = memory::check("a handle, and what it stands for,") {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(index);
+        return Err(error);
+    }
     // SAFETY: a free entry belongs to the thread that took its index from the free list.
     unsafe { *entry.object.get() = Some(K::wrap(this)) };
     // Stale handles may pin the entry for a moment meanwhile; the addition leaves their pins alone.

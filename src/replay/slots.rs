@@ -15,6 +15,7 @@ use super::plan::{StepPlan, warnings};
 use super::position::{Rule, default_seed};
 use crate::error::{Error, Result};
 use crate::log::{Level, Log};
+use crate::memory::{check, collected, try_collected};
 
 /// One backend on one device.
 pub struct Context {
@@ -148,7 +149,7 @@ impl Slots {
 
     /// Gives every ring its first fold point and its seed, as a reset at position 0 would, in generation 0.
     fn start_schedule(&self) -> Result<()> {
-        const AT_A_TIME: i64 = 4096;
+        const AT_A_TIME: i64 = 512;
         let n_rings = i64::from(self.view.config.n_rings);
         for first in (0..n_rings).step_by(AT_A_TIME as usize) {
             let bytes: Vec<u8> = (first..n_rings.min(first + AT_A_TIME))
@@ -367,14 +368,14 @@ impl Layers {
                 Some(site) => site,
                 None => {
                     let block = slots.backend().allocate("a pool", total)?;
-                    let site = layout.site(&slots.view.config, &config, block.address());
+                    let site = layout.site(&slots.view.config, &config, block.address())?;
                     memory.push(block);
                     owned += total;
                     site
                 }
             };
             let table = table_of(slots.backend(), &site, &mut tables)?;
-            views.push(ComponentView::new(layout, &site, table, guarded));
+            views.push(ComponentView::new(layout, &site, table, guarded)?);
         }
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
@@ -456,6 +457,7 @@ impl Layers {
                 moves.push((view, site, table_of(self.backend(), site, &mut tables)?));
             }
         }
+        check("the addresses of a pool's layers")?;
         for (view, site, table) in moves {
             view.move_to(site, table);
         }
@@ -631,12 +633,9 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
         if l.base.0 != 0 {
             return Err(Error::invalid(name("base"), format!("{:#x}", l.base.0), "NULL with layer_bases"));
         }
-        let bases: Vec<Address> = bases
-            .iter()
-            .enumerate()
-            .map(|(k, &base)| place(&format!("layer_bases[{k}]"), base))
-            .collect::<Result<_>>()?;
-        let mut sorted: Vec<usize> = bases.iter().map(|base| base.0).collect();
+        let places = bases.iter().enumerate().map(|(k, &base)| place(&format!("layer_bases[{k}]"), base));
+        let bases = try_collected("the list of a pool's layers", bases.len(), places)?;
+        let mut sorted = collected("the list of a pool's layers", bases.len(), bases.iter().map(|base| base.0))?;
         sorted.sort_unstable();
         if let Some((a, b)) = overlapping(&sorted, n as usize, stride as usize, bytes as usize) {
             return Err(Error::invalid(
@@ -656,7 +655,7 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
             format!("at least {dense_layer} (all slots of a layer), or slot_stride_bytes of all layers of a slot"),
         ));
     }
-    Ok(Site::strided(place("base", l.base)?, layer_stride, n_layers, stride))
+    Site::strided(place("base", l.base)?, layer_stride, n_layers, stride)
 }
 
 /// Two of these bases in order, with `n` parts of `bytes` bytes `stride` apart at each, whose parts overlap.
@@ -690,8 +689,10 @@ fn table_of(backend: &dyn Backend, site: &Site, tables: &mut Vec<Box<dyn Memory>
     if site.layer_stride.is_some() {
         return Ok(Address(0));
     }
-    let bytes: Vec<u8> = site.bases.iter().flat_map(|base| (base.0 as u64).to_ne_bytes()).collect();
-    let table = backend.allocate("the addresses of a pool's layers", bytes.len() as u64)?;
+    const WHAT: &str = "the addresses of a pool's layers";
+    let bytes = site.bases.iter().flat_map(|base| (base.0 as u64).to_ne_bytes());
+    let bytes = collected(WHAT, site.bases.len() * size_of::<u64>(), bytes)?;
+    let table = backend.allocate(WHAT, bytes.len() as u64)?;
     let at = table.address();
     backend.write(at, &bytes)?;
     tables.push(table);
