@@ -21,8 +21,8 @@ use std::process::Command;
 
 use prototypes::{Function, functions};
 use toolchain::{
-    Language, SONAME, compilers, finish, installed, library, library_folder, root, scratch, succeed, system_compiler,
-    text,
+    Language, SONAME, compilers, finish, installed, library, library_folder, root, scratch, skipped, succeed,
+    system_compiler, text,
 };
 
 // ---- Which kept interfaces a version must keep to: the rule, pure ----
@@ -514,6 +514,13 @@ fn a_program_of_every_kept_header_lives_with_todays_library() {
         let version = format!("a program of {}\n", folder.file_name().expect("a name").display());
         assert!(output.status.success() && said.ends_with(&version), "{said}");
     }
+    // A whole life loses nothing, and reads nothing that was not written.
+    if !installed("valgrind") {
+        return skipped("valgrind", "it is not installed");
+    }
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--error-exitcode=99", "--leak-check=full"]).arg(scratch.join("program"));
+    succeed(command.env("LD_LIBRARY_PATH", &links));
 }
 
 #[test]

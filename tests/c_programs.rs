@@ -221,7 +221,6 @@ fn misuse_is_clean_under_valgrind() {
     let program = build("misuse-valgrind", &system_compiler(), &MISUSE, &["-g", "-O0"], &library());
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
-    command.arg(format!("--suppressions={}", source("valgrind.supp").display()));
     run(command.arg(program).arg("short"), "misuse:");
 }
 
