@@ -83,12 +83,8 @@ compile() {
 # A program; 66 is what a finding ends it with.
 run() { TSAN_OPTIONS=exitcode=66 REPLAYSSM_TEST_ROUNDS=3 timeout --kill-after=10 300 "$@" </dev/null; }
 
-if [ "${1:-}" != --breaks ]; then
-  failed=0
-  compile --test --extern "replayssm=$library" -o "$out/stress" tests/stress.rs
-  run "$out/stress" -Z unstable-options --report-time --skip valgrind 2>&1 | sed -u 's/^test \(.* \.\.\. \)/test tsan \1/' || failed=1
-  # Two threads count without an atomic, and neither ends before the other has: of a thread that has ended, not all is remembered.
-  cat >"$out/race.rs" <<'RUST'
+# Two threads count without an atomic, and neither ends before the other has: of a thread that has ended, not all is remembered.
+cat >"$out/race.rs" <<'RUST'
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 static mut COUNT: u64 = 0;
 static DONE: AtomicU32 = AtomicU32::new(0);
@@ -103,11 +99,18 @@ fn main() {
     std::thread::scope(|scope| (0..2).for_each(|_| _ = scope.spawn(add)));
 }
 RUST
-  compile --crate-type bin -o "$out/race" "$out/race.rs"
-  status=0 start=$SECONDS
-  run "$out/race" >>"$log" 2>&1 || status=$?
-  if [ "$status" = 66 ] && grep -q "data race .*race.rs" "$log"; then result="ok <$((SECONDS - start)).000s>"; else result=FAILED failed=1; fi
+compile --crate-type bin -o "$out/race" "$out/race.rs"
+status=0
+run "$out/race" >>"$log" 2>&1 || status=$?
+if grep -q 'FATAL: ThreadSanitizer' "$log"; then skip "it does not run here: $(grep -m1 'FATAL: ThreadSanitizer' "$log")"; fi
+
+if [ "${1:-}" != --breaks ]; then
+  failed=0
+  if [ "$status" = 66 ] && grep -q "data race .*race.rs" "$log"; then result=ok; else result=FAILED failed=1; fi
   echo "test tsan a_race_is_found ... $result"
+  compile --test --extern "replayssm=$library" -o "$out/stress" tests/stress.rs
+  # Valgrind knows nothing of programs like this one.
+  run "$out/stress" -Z unstable-options --report-time --skip valgrind 2>&1 | sed -u 's/^test \(.* \.\.\. \)/test tsan \1/' || failed=1
   exit "$failed"
 fi
 
