@@ -70,6 +70,7 @@ while IFS= read -r program; do
   run "$(basename "$program")" env RUSTC_BOOTSTRAP=1 "$program" -Z unstable-options --report-time --show-output
 done <<<"$programs"
 run "aarch64" tests/aarch64.sh
+run "tsan" tests/tsan.sh
 run "doc tests" "$cargo" test --locked --doc
 while [ "$running" -gt 0 ]; do one_has_ended; done
 

@@ -902,7 +902,7 @@ pub struct replayssm_stats {
     pub ring_bytes_written: u64,
 }
 
-/// Descriptors, each with the first field that its first version did not have, if it has grown since.
+/// Descriptors; `from field` names the first field that the first released version did not have, where one has grown since (none yet).
 macro_rules! descriptors {
     ($($ty:ident $(from $grown:ident)?),* $(,)?) => {
         $(
@@ -916,12 +916,12 @@ macro_rules! descriptors {
     };
 }
 descriptors!(
-    replayssm_context_desc from log,
+    replayssm_context_desc,
     replayssm_context_info,
     replayssm_slots_desc,
     replayssm_pool_desc,
-    replayssm_lent from layer_bases,
-    replayssm_component from layer_bases,
+    replayssm_lent,
+    replayssm_component,
     replayssm_plan_args,
     replayssm_plan_info,
     replayssm_restore_args,
@@ -931,7 +931,7 @@ descriptors!(
     replayssm_delta_args,
     replayssm_conv1d_args,
     replayssm_commit_args,
-    replayssm_list from n_pools,
+    replayssm_list,
     replayssm_flush_args,
     replayssm_snapshot_args,
     replayssm_copy_args,
