@@ -5,7 +5,13 @@
 
 #[path = "../fuzz/src/blobs.rs"]
 mod blobs;
+#[path = "../fuzz/src/calls.rs"]
+mod calls;
 mod common;
+#[path = "../fuzz/src/differential.rs"]
+mod differential;
+#[path = "../fuzz/src/memory.rs"]
+mod memory;
 #[path = "../fuzz/src/source.rs"]
 mod source;
 
@@ -28,4 +34,14 @@ fn replay(target: &str, run: fn(&[u8])) {
 #[test]
 fn kept_inputs_of_blobs() {
     replay("blobs", blobs::run);
+}
+
+#[test]
+fn kept_inputs_of_differential() {
+    replay("differential", differential::run);
+}
+
+#[test]
+fn kept_inputs_of_calls() {
+    replay("calls", calls::run);
 }

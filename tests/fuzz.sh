@@ -18,11 +18,12 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 out=$PWD/build/fuzz
 host=x86_64-unknown-linux-gnu
-all=(blobs)
+all=(calls blobs differential)
 # The fuzzed backend is the CPU's.
 export REPLAYSSM_CUDA=off
-# What a descriptor asks for may be more than there is; what was freed is watched for longer than a call.
-export ASAN_OPTIONS=allocator_may_return_null=1:quarantine_size_mb=32:detect_leaks=1
+# What a descriptor asks for may be more than there is. The rest is for speed: what was freed is watched for some hundred inputs, and of an
+# allocation's stack the callers that matter are kept.
+export ASAN_OPTIONS=allocator_may_return_null=1:quarantine_size_mb=32:malloc_context_size=6:detect_stack_use_after_return=0
 
 usage() {
   sed -n 's/^#   \(tests.*\)/\1/p' "$0" >&2

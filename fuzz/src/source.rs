@@ -37,11 +37,6 @@ impl<'a> Source<'a> {
         values[self.below(values.len())]
     }
 
-    /// True once in n times, not for a byte of 0.
-    pub fn rarely(&mut self, n: u8) -> bool {
-        self.byte() % n == n - 1
-    }
-
     /// All that is left.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
