@@ -65,7 +65,7 @@ echo "fuzz: built in $((SECONDS - start)) s"
 
 # -len_control=0: short inputs are no better than long ones. A case that takes 20 seconds hangs.
 fuzzer() {
-  "$out/target/$host/release/$1" -artifact_prefix="$out/failed/$1-" -max_len=4096 -len_control=0 -timeout=20 -rss_limit_mb=2048 \
+  "$out/target/$host/release/$1" -artifact_prefix="$out/failed/$1-" -max_len=2048 -len_control=0 -timeout=20 -rss_limit_mb=2048 \
     -print_final_stats=1 -seed="${REPLAYSSM_TEST_SEED:-1}" "${@:2}" </dev/null
 }
 

@@ -47,6 +47,7 @@ done <<<"$programs"
 run "doc tests" "$cargo" test --locked --doc
 run "emulated" tests/emulated/run.sh
 run "aarch64" tests/aarch64.sh
+run "fuzz" tests/fuzz.sh
 
 echo
 echo "Skipped:"

@@ -560,7 +560,7 @@ fn variable(name: &str) -> Option<u64> {
 #[test]
 fn states_equal_extend_alone_and_memory_is_flat() {
     let seconds = variable("REPLAYSSM_SOAK_SECONDS");
-    let most = variable("REPLAYSSM_SOAK").unwrap_or(if seconds.is_some() { u64::MAX } else { 60_000 });
+    let most = variable("REPLAYSSM_SOAK").unwrap_or(if seconds.is_some() { u64::MAX } else { 100_000 });
     let seed = variable("REPLAYSSM_TEST_SEED").unwrap_or(1);
     let start = Instant::now();
     let mut pools = pools();
