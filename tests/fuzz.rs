@@ -42,6 +42,15 @@ fn kept_inputs_of_differential() {
 }
 
 #[test]
-fn kept_inputs_of_calls() {
+fn kept_inputs_of_calls_have_every_call_accepted_and_refused() {
     replay("calls", calls::run);
+    let tally = calls::TALLY.lock().expect("no panic");
+    println!("refused and accepted: {tally:?}");
+    // All that can fail; releases of handles are made too, and say nothing.
+    let symbols = include_str!("c/symbols.txt").lines().filter(|line| line.starts_with("replayssm_"));
+    let says_nothing = ["_destroy", "_string", "_message", "_error", "_version", "_info"];
+    for name in symbols.filter(|name| !says_nothing.iter().any(|end| name.ends_with(end))) {
+        let [refused, accepted] = tally.get(name).copied().unwrap_or_default();
+        assert!(refused > 0 && accepted > 0, "{name}: {refused} refused, {accepted} accepted");
+    }
 }

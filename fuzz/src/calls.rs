@@ -4,8 +4,10 @@
 //! After every call: its status is one of the header's, and not that of a defect; a refused one left a sentence, its outputs and every slot
 //! as they were; an accepted one has changed the slots and rings alone that an id of its arrays names, and no input.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::Mutex;
 
 use replayssm::ffi::*;
 
@@ -20,6 +22,13 @@ const MOST_CALLS: usize = 40;
 const MOST_MEMORY: u64 = 24 << 10;
 
 type Fallible<T> = Result<T, TooLarge>;
+
+/// Calls by name: refused and accepted ones.
+pub static TALLY: Mutex<BTreeMap<&'static str, [u64; 2]>> = Mutex::new(BTreeMap::new());
+
+fn tally(name: &'static str, accepted: bool) {
+    TALLY.lock().expect("no panic").entry(name).or_default()[usize::from(accepted)] += 1;
+}
 
 struct Context {
     handle: *mut replayssm_context,
@@ -91,7 +100,6 @@ struct World<'a> {
     arena: Arena,
     /// Ids of all arrays of the call.
     named: Vec<i64>,
-    accepted: usize,
 }
 
 extern "C" fn log(_: *mut c_void, _: i32, text: *const c_char) {
@@ -457,7 +465,7 @@ impl World<'_> {
 
     /// Makes a call and judges it. `on` is the slots handle that it may change, in the slots and rings that were
     /// named; faults and counters are anybody's.
-    fn judge(&mut self, on: Option<usize>, call: impl FnOnce() -> i32) -> bool {
+    fn judge(&mut self, name: &'static str, on: Option<usize>, call: impl FnOnce() -> i32) -> bool {
         let before = self.sections();
         let status = call();
         let accepted = status == REPLAYSSM_OK;
@@ -476,18 +484,18 @@ impl World<'_> {
             let may = old.owner == Owner::All || Some(old.slots) == on && is_named;
             assert!(may || old == new, "{:?} of slots {} changed, and was not named", old.owner, old.slots);
         }
-        self.accepted += usize::from(accepted);
+        tally(name, accepted);
         accepted
     }
 
     /// One that creates or destroys.
-    fn judge_alone(&mut self, call: impl FnOnce() -> i32) -> bool {
+    fn judge_alone(&mut self, name: &'static str, call: impl FnOnce() -> i32) -> bool {
         let status = call();
         if status != REPLAYSSM_OK {
             refused(status);
         }
         self.arena.check(status == REPLAYSSM_OK);
-        self.accepted += usize::from(status == REPLAYSSM_OK);
+        tally(name, status == REPLAYSSM_OK);
         status == REPLAYSSM_OK
     }
 
@@ -508,7 +516,8 @@ impl World<'_> {
         let desc = self.descriptor(desc);
         let mut out = 8 as *mut replayssm_context;
         // SAFETY: the arena's.
-        let accepted = self.judge_alone(|| unsafe { replayssm_context_create(desc, &mut out) });
+        let accepted =
+            self.judge_alone("replayssm_context_create", || unsafe { replayssm_context_create(desc, &mut out) });
         assert_eq!(accepted, !out.is_null(), "a handle on success alone");
         if accepted {
             self.contexts.push(Context { handle: out, is_alive: true });
@@ -552,11 +561,15 @@ impl World<'_> {
         let place = self.descriptor(desc);
         let mut out = 8 as *mut replayssm_slots;
         // SAFETY: the arena's.
-        let accepted = self.judge_alone(|| unsafe { replayssm_slots_create(context, place, &mut out) });
+        let accepted =
+            self.judge_alone("replayssm_slots_create", || unsafe { replayssm_slots_create(context, place, &mut out) });
         assert_eq!(accepted, !out.is_null(), "a handle on success alone");
         if accepted {
-            // SAFETY: it was accepted, so it is all there.
-            let desc = unsafe { place.read() };
+            // SAFETY: it was accepted, so it is all there; its size may be that of another version.
+            let desc = replayssm_slots_desc {
+                struct_size: size_of::<replayssm_slots_desc>() as u32,
+                ..unsafe { place.read() }
+            };
             let t_max = if desc.max_step_tokens == 0 { 1 } else { desc.max_step_tokens };
             let n_slots = desc.n_slots as usize;
             let n_rings = if desc.n_rings == 0 { n_slots } else { desc.n_rings as usize };
@@ -744,11 +757,17 @@ impl World<'_> {
         let desc = self.descriptor(d);
         let mut out = 8 as *mut replayssm_layers;
         // SAFETY: the arena's.
-        let accepted = self.judge_alone(|| unsafe { replayssm_layers_create(slots, desc, list, n_lent, &mut out) });
+        let accepted = self.judge_alone("replayssm_layers_create", || unsafe {
+            replayssm_layers_create(slots, desc, list, n_lent, &mut out)
+        });
         assert_eq!(accepted, !out.is_null(), "a handle on success alone");
         if accepted {
             // SAFETY: it was accepted, so it is all there.
-            let desc = replayssm_pool_desc { section_channels: null(), ..unsafe { desc.read() } };
+            let desc = replayssm_pool_desc {
+                struct_size: size_of::<replayssm_pool_desc>() as u32,
+                section_channels: null(),
+                ..unsafe { desc.read() }
+            };
             self.add_pool(out, on.expect("a slots handle"), desc, sections, blocks);
         }
         Ok(())
@@ -770,7 +789,7 @@ impl World<'_> {
         let (handle, on) = self.pool();
         let Some(i) = on else {
             // SAFETY: nothing is read.
-            self.judge_alone(|| unsafe { replayssm_layers_rebind(handle, null(), 0) });
+            self.judge_alone("replayssm_layers_rebind", || unsafe { replayssm_layers_rebind(handle, null(), 0) });
             return Ok(());
         };
         let owned = self.pools[i].lent.is_empty();
@@ -781,7 +800,9 @@ impl World<'_> {
         let (lent, blocks) = if owned { (vec![], vec![]) } else { self.lend(&slots, &desc, None)? };
         let list = if lent.is_empty() { null() } else { self.array(&lent, true) };
         // SAFETY: the arena's, and the pool's from now on.
-        if self.judge_alone(|| unsafe { replayssm_layers_rebind(handle, list, lent.len() as i32) }) {
+        if self.judge_alone("replayssm_layers_rebind", || unsafe {
+            replayssm_layers_rebind(handle, list, lent.len() as i32)
+        }) {
             self.pools[i].lent = blocks;
             self.pools[i].components = components(handle);
         }
@@ -817,7 +838,7 @@ impl World<'_> {
                 let out = desc!(replayssm_context_info {});
                 let out = self.out_descriptor(out);
                 // SAFETY: the arena's.
-                self.judge(None, || unsafe { replayssm_context_query(handle, out) });
+                self.judge("replayssm_context_query", None, || unsafe { replayssm_context_query(handle, out) });
             }
             1 => {
                 let context = self.context();
@@ -826,7 +847,7 @@ impl World<'_> {
                 let d = self.descriptor(d);
                 let tokens = self.number(1);
                 // SAFETY: the arena's.
-                self.judge(None, || unsafe { replayssm_supports(context, d, tokens) });
+                self.judge("replayssm_supports", None, || unsafe { replayssm_supports(context, d, tokens) });
             }
             2 | 3 => {
                 let slots = self.odd_slots_desc();
@@ -850,7 +871,7 @@ impl World<'_> {
                 let out = desc!(replayssm_plan_info {});
                 let out = self.out_descriptor(out);
                 // SAFETY: the arena's.
-                self.judge(None, || unsafe { replayssm_plan(slots, list, n, args, out) });
+                self.judge("replayssm_plan", None, || unsafe { replayssm_plan(slots, list, n, args, out) });
             }
             4 | 5 => {
                 let capacity = self.input.below(12) as i32;
@@ -868,7 +889,9 @@ impl World<'_> {
                 if self.input.below(2) == 0 {
                     let (pool, _) = self.pool();
                     // SAFETY: the arena's, and a local.
-                    self.judge(None, || unsafe { replayssm_layers_components(pool, out, capacity, count) });
+                    self.judge("replayssm_layers_components", None, || unsafe {
+                        replayssm_layers_components(pool, out, capacity, count)
+                    });
                 } else {
                     let slots = self.odd_slots_desc();
                     let slots = self.descriptor(slots);
@@ -876,7 +899,9 @@ impl World<'_> {
                     let d = self.with_sections(d, &sections);
                     let d = self.descriptor(d);
                     // SAFETY: as above.
-                    self.judge(None, || unsafe { replayssm_plan_components(slots, d, out, capacity, count) });
+                    self.judge("replayssm_plan_components", None, || unsafe {
+                        replayssm_plan_components(slots, d, out, capacity, count)
+                    });
                 }
             }
             6 => {
@@ -886,7 +911,9 @@ impl World<'_> {
                 let text = self.arena.undefined(capacity);
                 let text = if self.input.byte() > 250 { null_mut() } else { text.cast() };
                 // SAFETY: the arena's.
-                self.judge(None, || unsafe { replayssm_explain(pool, batch, tokens, text, capacity) });
+                self.judge("replayssm_explain", None, || unsafe {
+                    replayssm_explain(pool, batch, tokens, text, capacity)
+                });
             }
             _ => {
                 let (slots, on) = self.slots();
@@ -894,11 +921,11 @@ impl World<'_> {
                 let (report, stats) = (desc!(replayssm_report {}), desc!(replayssm_stats {}));
                 let report = self.out_descriptor(report);
                 // SAFETY: the arena's.
-                self.judge(on, || unsafe { replayssm_check(slots, clear, report) });
+                self.judge("replayssm_check", on, || unsafe { replayssm_check(slots, clear, report) });
                 self.arena = Arena::default();
                 let stats = self.out_descriptor(stats);
                 // SAFETY: the arena's.
-                self.judge(None, || unsafe { replayssm_stats_read(slots, stats) });
+                self.judge("replayssm_stats_read", None, || unsafe { replayssm_stats_read(slots, stats) });
             }
         }
         Ok(())
@@ -913,7 +940,9 @@ impl World<'_> {
             let ids = self.arena.output(room, 0);
             let generations = if self.input.below(2) == 0 { null_mut() } else { self.arena.output(room, 0) };
             // SAFETY: the arena's.
-            self.judge(None, || unsafe { replayssm_acquire(slots, n, ids.cast(), generations.cast()) });
+            self.judge("replayssm_acquire", None, || unsafe {
+                replayssm_acquire(slots, n, ids.cast(), generations.cast())
+            });
         } else {
             let n = self.input.below(5);
             let most = on.map_or(4, |i| self.slots[i].n_slots);
@@ -921,7 +950,7 @@ impl World<'_> {
             let ids = self.array(&ids, n == 0);
             let n = if self.input.byte() > 250 { -1 } else { n as i32 };
             // SAFETY: the arena's.
-            self.judge(None, || unsafe { replayssm_release(slots, n, ids) });
+            self.judge("replayssm_release", None, || unsafe { replayssm_release(slots, n, ids) });
         }
     }
 
@@ -1017,9 +1046,13 @@ impl World<'_> {
                 });
                 args.out = self.tensor(all(h), dim, out, true)?;
                 let (args, exec) = (self.descriptor(args), self.exec());
-                let call = if extend { replayssm_mamba2_extend } else { replayssm_mamba2_step };
+                let (name, call): (_, unsafe extern "C" fn(_, _, _, _, _) -> _) = if extend {
+                    ("replayssm_mamba2_extend", replayssm_mamba2_extend)
+                } else {
+                    ("replayssm_mamba2_step", replayssm_mamba2_step)
+                };
                 // SAFETY: the arena's.
-                self.judge(slots, || unsafe { call(handle, layer, batch, args, exec) });
+                self.judge(name, slots, || unsafe { call(handle, layer, batch, args, exec) });
             }
             REPLAYSSM_FAMILY_CONV1D => {
                 let sections = on.map_or(vec![], |i| self.pools[i].sections.clone());
@@ -1034,9 +1067,13 @@ impl World<'_> {
                 });
                 args.out = self.tensor(extents, widest, out, true)?;
                 let (args, exec) = (self.descriptor(args), self.exec());
-                let call = if extend { replayssm_conv1d_extend } else { replayssm_conv1d_step };
+                let (name, call): (_, unsafe extern "C" fn(_, _, _, _, _) -> _) = if extend {
+                    ("replayssm_conv1d_extend", replayssm_conv1d_extend)
+                } else {
+                    ("replayssm_conv1d_step", replayssm_conv1d_step)
+                };
                 // SAFETY: the arena's.
-                self.judge(slots, || unsafe { call(handle, layer, batch, args, exec) });
+                self.judge(name, slots, || unsafe { call(handle, layer, batch, args, exec) });
             }
             _ => {
                 let (h, hv, k, v) = (d.H, d.HV, i64::from(d.K), i64::from(d.V));
@@ -1061,9 +1098,13 @@ impl World<'_> {
                 });
                 args.out = self.tensor(all(hv), v, out, true)?;
                 let (args, exec) = (self.descriptor(args), self.exec());
-                let call = if extend { replayssm_delta_extend } else { replayssm_delta_step };
+                let (name, call): (_, unsafe extern "C" fn(_, _, _, _, _) -> _) = if extend {
+                    ("replayssm_delta_extend", replayssm_delta_extend)
+                } else {
+                    ("replayssm_delta_step", replayssm_delta_step)
+                };
                 // SAFETY: the arena's.
-                self.judge(slots, || unsafe { call(handle, layer, batch, args, exec) });
+                self.judge(name, slots, || unsafe { call(handle, layer, batch, args, exec) });
             }
         }
         Ok(())
@@ -1091,7 +1132,7 @@ impl World<'_> {
         let args = self.descriptor(replayssm_commit_args { convention, ..args });
         let exec = self.exec();
         // SAFETY: the arena's.
-        self.judge(on, || unsafe { replayssm_commit(handle, batch, args, exec) });
+        self.judge("replayssm_commit", on, || unsafe { replayssm_commit(handle, batch, args, exec) });
         Ok(())
     }
 
@@ -1194,9 +1235,13 @@ impl World<'_> {
             let exec = self.exec();
             match which {
                 // SAFETY: the arena's.
-                0 => self.judge(None, || unsafe { replayssm_export(handle, list, at, state, exec) }),
+                0 => {
+                    self.judge("replayssm_export", None, || unsafe { replayssm_export(handle, list, at, state, exec) })
+                }
                 // SAFETY: the arena's.
-                _ => self.judge(slots, || unsafe { replayssm_import(handle, list, at, state, exec) }),
+                _ => {
+                    self.judge("replayssm_import", slots, || unsafe { replayssm_import(handle, list, at, state, exec) })
+                }
             };
             return Ok(());
         }
@@ -1216,7 +1261,7 @@ impl World<'_> {
                 });
                 let (args, exec) = (self.descriptor(args), self.exec());
                 // SAFETY: the arena's.
-                self.judge(on, || unsafe { replayssm_reset(handle, list, args, exec) });
+                self.judge("replayssm_reset", on, || unsafe { replayssm_reset(handle, list, args, exec) });
             }
             5 => {
                 let counts: Vec<i32> = (0..n)
@@ -1229,19 +1274,23 @@ impl World<'_> {
                 let done = if self.input.below(2) == 0 { null_mut() } else { self.arena.output(n * 4, 0) };
                 let exec = self.exec();
                 // SAFETY: the arena's.
-                self.judge(on, || unsafe { replayssm_rewind(handle, list, counts, done.cast(), exec) });
+                self.judge("replayssm_rewind", on, || unsafe {
+                    replayssm_rewind(handle, list, counts, done.cast(), exec)
+                });
             }
             6 | 7 => {
                 let args = desc!(replayssm_flush_args { later: self.number(0), position: self.positions(n) });
                 let (args, exec) = (self.descriptor(args), self.exec());
                 // SAFETY: the arena's.
-                self.judge(on, || unsafe { replayssm_flush(handle, list, args, exec) });
+                self.judge("replayssm_flush", on, || unsafe { replayssm_flush(handle, list, args, exec) });
             }
             _ => {
                 let cursors = self.arena.output(n * size_of::<replayssm_cursor>(), 0);
                 let exec = self.exec();
                 // SAFETY: the arena's.
-                self.judge(None, || unsafe { replayssm_read_cursors(handle, list, cursors.cast(), exec) });
+                self.judge("replayssm_read_cursors", None, || unsafe {
+                    replayssm_read_cursors(handle, list, cursors.cast(), exec)
+                });
             }
         }
         Ok(())
@@ -1271,7 +1320,7 @@ impl World<'_> {
         });
         let (args, exec) = (self.descriptor(args), self.exec());
         // SAFETY: the arena's.
-        self.judge(on, || unsafe { replayssm_copy(handle, src, dst, args, exec) });
+        self.judge("replayssm_copy", on, || unsafe { replayssm_copy(handle, src, dst, args, exec) });
         Ok(())
     }
 
@@ -1296,7 +1345,7 @@ impl World<'_> {
         }
         let (batch, args, exec) = (self.descriptor(batch), self.descriptor(args), self.exec());
         // SAFETY: the arena's.
-        self.judge(on, || unsafe { replayssm_snapshot(handle, batch, args, exec) });
+        self.judge("replayssm_snapshot", on, || unsafe { replayssm_snapshot(handle, batch, args, exec) });
         Ok(())
     }
 
@@ -1315,7 +1364,8 @@ impl World<'_> {
         let kind = self.number(kind);
         let mut needed = 0xA5A5;
         // SAFETY: a local.
-        let known = self.judge(None, || unsafe { replayssm_save_bytes(handle, kind, &mut needed) });
+        let known =
+            self.judge("replayssm_save_bytes", None, || unsafe { replayssm_save_bytes(handle, kind, &mut needed) });
         assert!(known || needed == 0xA5A5, "a refused call wrote");
         let exec = self.exec();
         if self.input.below(2) == 0 {
@@ -1328,7 +1378,9 @@ impl World<'_> {
             let blob = self.arena.undefined(capacity.min(needed) as usize);
             let blob = if capacity == 0 { null_mut() } else { blob };
             // SAFETY: the arena's: as much as is needed, or the capacity.
-            if self.judge(None, || unsafe { replayssm_save(handle, list, kind, blob.cast(), capacity, exec) }) {
+            if self.judge("replayssm_save", None, || unsafe {
+                replayssm_save(handle, list, kind, blob.cast(), capacity, exec)
+            }) {
                 // SAFETY: written just now.
                 let saved = unsafe { std::slice::from_raw_parts(blob, needed as usize) };
                 self.blobs.push(saved.to_vec());
@@ -1353,7 +1405,9 @@ impl World<'_> {
         });
         let args = self.descriptor(args);
         // SAFETY: the arena's.
-        self.judge(on, || unsafe { replayssm_restore(handle, list, at.cast(), bytes as u64, args, exec) });
+        self.judge("replayssm_restore", on, || unsafe {
+            replayssm_restore(handle, list, at.cast(), bytes as u64, args, exec)
+        });
         Ok(())
     }
 
@@ -1428,7 +1482,6 @@ pub fn run(data: &[u8]) {
         blobs: vec![],
         arena: Arena::default(),
         named: vec![],
-        accepted: 0,
     };
     world.begin();
     for _ in 0..MOST_CALLS {
