@@ -71,6 +71,7 @@ while IFS= read -r program; do
 done <<<"$programs"
 run "aarch64" tests/aarch64.sh
 run "tsan" tests/tsan.sh
+run "fuzz" tests/fuzz.sh
 run "doc tests" "$cargo" test --locked --doc
 while [ "$running" -gt 0 ]; do one_has_ended; done
 
