@@ -5,8 +5,8 @@
 #   tests/breaks.sh WORDS      only those whose names match the regular expression
 #   tests/breaks.sh --check    only checks that every break still applies (a second)
 #
-# A break is: name ~ file ~ Perl substitution ~ cargo test arguments that must fail. Those of device code are tried on the emulated device
-# (tests/emulated), with the kernels of SPLIT32 for up to 128 columns.
+# A break is: name ~ file ~ Perl substitution ~ cargo test arguments that must fail. Those of device code, and those of the test faults, are
+# tried on the emulated device (tests/emulated), with the kernels of SPLIT32 for up to 128 columns.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -128,6 +128,10 @@ a fold kernel sets no tag~cuda/common/fold.cuh~s/half \+ H == 2 && c\.rows > 0/h
 a snapshot kernel misses what is just reached~cuda/common/batch.cuh~s/wanted <= c\.position;/wanted < c.position;/~--test life a_prefix
 a copy kernel leaves words behind~cuda/slots/copy.cu~s/whole \/ 16, swap/whole \/ 16 - 1, swap/~--test life many_forks
 a load kernel believes any tag~cuda/slots/copy.cu~s/bool stands = from\[i\] == position;/bool stands = from[i] <= position;/~--test life a_checkpoint_that
+a kernel's code stays loaded~src/backend/cuda/driver.rs~s/unsafe \{ \(self\.device\.driver\.cuLibraryUnload\)\(self\.library\) \};//~--test faults whatever_fails
+a launch that was refused is taken for done~src/backend/cuda/driver.rs~s/self\.check\(status, "cuLaunchKernelEx"\)/self.check(status * 0, "cuLaunchKernelEx")/~--test faults a_call_that_failed
+a lost context is asked again~src/backend/cuda/driver.rs~s/\n\s*R::CUDA_ERROR_ILLEGAL_ADDRESS,//~--test faults a_lost_context
+a call does not look whether its device is there~src/ffi/handles.rs~s/pinned\.runs_on\(\)\.check_alive\(\)\?;//~--test faults a_lost_context
 an adapter's column of a block table~examples-cpp/adapters/vllm/selective_state_update.cpp~s/(m\.state_batch_indices\.dtype), m\.state_batch_indices\.stride\[0\]\)/$1, 1)/~--test engines the_vllm_adapter
 an adapter's null block~examples-cpp/adapters/vllm/selective_state_update.cpp~s/batch->flags = REPLAYSSM_BATCH_NULL_ID;/batch->flags = 0;/~--test engines the_vllm_adapter
 an adapter's counts are those of rejected tokens~examples-cpp/adapters/vllm/selective_state_update.cpp~s/REPLAYSSM_COUNTS_ACCEPTED;/REPLAYSSM_COUNTS_REJECTED;/~--test engines the_vllm_adapter
@@ -187,6 +191,13 @@ broken_device() {
   LD_LIBRARY_PATH=$emulated REPLAYSSM_TEST_BACKEND=$backend timeout --kill-after=10 200 "${programs[$2]}" "${@:3}" >"$copy/log" 2>&1 </dev/null
 }
 
+# The copy's test of a driver that fails, with kernels, which the tree's own build has compiled.
+broken_driver() {
+  ln -sfn "$root/build/kernels" "$copy/build/kernels"
+  (cd "$copy" && LD_LIBRARY_PATH=$emulated REPLAYSSM_TEST_BACKEND=cuda CARGO_TARGET_DIR=$root/build/breaks-cuda-target \
+    timeout --kill-after=10 500 cargo test --locked --quiet --config profile.dev.package.replayssm.opt-level=0 "$@") >"$copy/log" 2>&1 </dev/null
+}
+
 build_device() { tests/emulated/build.sh "$emulated/kernels" "$emulated" "$copy/cuda" >"$copy/log" 2>&1; }
 
 # ggml and llama.cpp, which the tests of their adapters fetch and build: the tree's own serve the copy too. Where they cannot be had, reason
@@ -212,13 +223,16 @@ while IFS='~' read -r name file change arguments; do
     echo "does not apply: $name"
   elif $check; then
     red=$((red + 1))
-  elif { [[ $file == cuda/* ]] && ! prepare_device; } || { [[ $arguments =~ ^--test\ ggml ]] && ! prepare_ggml; }; then
+  elif { [[ $file == cuda/* || $arguments == *faults* ]] && ! prepare_device; } || { [[ $arguments =~ ^--test\ ggml ]] && ! prepare_ggml; }; then
     echo "skipped: $name: $reason"
     total=$((total - 1))
   else
     run=broken build=(broken --no-run $arguments)
     if [[ $file == cuda/* ]]; then
       run=broken_device build=(build_device)
+    elif [[ $arguments == *faults* ]]; then
+      run=broken_driver build=(broken_driver --no-run $arguments)
+      build_device || { cat "$copy/log"; exit 1; }
     fi
     # A break that does not compile would prove nothing.
     if ! "${build[@]}"; then
