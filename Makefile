@@ -10,7 +10,7 @@ CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 # Where there is none, and Python cannot install packages either (Debian's without python3-venv), the examples are compiled without.
 WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 
-.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header baseline breaks bench emulated aarch64 install uninstall clean
+.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header baseline breaks bench emulated aarch64 fuzz install uninstall clean
 
 all: lib
 
@@ -93,6 +93,7 @@ baseline: $(NVRTC)
 
 check: $(NVRTC)
 	$(CARGO) fmt --check
+	$(CARGO) fmt --check --manifest-path fuzz/Cargo.toml
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	tests/breaks.sh --check
 	tests/gpu/breaks.sh --check
@@ -117,6 +118,11 @@ emulated: $(NVRTC)
 # A part of `make test`: builds for aarch64, runs byte tests under qemu.
 aarch64:
 	tests/aarch64.sh
+
+# A part of `make test`, longer: `make fuzz SECONDS=3600` fuzzes each target for so long, two at a time.
+SECONDS ?= 60
+fuzz:
+	tests/fuzz.sh $(SECONDS)
 
 # ---- Installing: DESTDIR and PREFIX as everywhere; everything installed may be moved as a whole. Linux. ----
 #

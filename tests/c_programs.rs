@@ -231,7 +231,8 @@ fn faulty_library() -> PathBuf {
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--locked", "--lib", "--features", "fault-injection"]);
     command.arg("--manifest-path").arg(root().join("Cargo.toml")).arg("--target-dir").arg(&target);
-    succeed(command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env_remove("RUSTC_BOOTSTRAP"));
+    // The switch is nothing to kernels.
+    succeed(command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("REPLAYSSM_CUDA", "off").env_remove("RUSTC_BOOTSTRAP"));
     target.join("debug/libreplayssm.so")
 }
 

@@ -135,7 +135,8 @@ fn every_status_has_its_name() {
             statuses += 1;
         }
     }
-    assert_eq!(statuses, 14, "statuses in the header whose string is their own name");
+    let named = header.lines().filter(|l| l.starts_with("#define REPLAYSSM_ERROR_")).count();
+    assert_eq!(statuses, named + 1, "statuses in the header whose string is their own name, OK among them");
 }
 
 /// What a function's comment lacks: it says what the function does, names every parameter, and has the parts that the header's

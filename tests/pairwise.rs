@@ -10,12 +10,10 @@
 
 mod common;
 
-use common::oracle::{Oracle, limits, relative, unit};
-use common::{Rig, Rng, Row, Skip, Spec, Token, decode, hash};
+use common::judge::{Judge, Stored, is_lossless, is_mixed};
+use common::oracle::{relative, unit};
+use common::{Rig, Rng, Row, Skip, Spec, Token, hash};
 use replayssm::ffi::*;
-use replayssm::replay::numerics::{
-    from_bf16, from_f16, rounding_words, to_bf16, to_bf16_stochastic, to_f16, to_f16_stochastic,
-};
 
 #[global_allocator]
 static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
@@ -291,63 +289,26 @@ struct Request {
     since: usize,
 }
 
-/// A checkpoint as it is stored.
-#[derive(Clone)]
-struct Stored {
-    tag: usize,
-    state: Vec<u32>,
-}
-
 struct Run {
     rig: Rig,
-    /// One slot of a fp32 pool with the same parameters, for the recurrence from a given checkpoint.
-    shadow: Rig,
+    /// Of the last layer.
+    judge: Judge,
     packed: bool,
-    /// What is looked at: the last layer.
-    layer: usize,
     rng: Rng,
     requests: Vec<Request>,
-    /// Of step outputs: ours, the recurrence's and fp64's.
-    outputs: [Vec<f64>; 3],
-    folds: usize,
 }
 
 impl Run {
     fn new(choice: &Choice) -> Self {
         let spec = spec(choice);
-        let shadow = Spec {
-            format: REPLAYSSM_FORMAT_F32,
-            readout: REPLAYSSM_READOUT_EXACT,
-            stochastic: false,
-            u_dtype: 0,
-            rings: 0,
-            slots: 1,
-            threads: 1,
-            parts: 1,
-            ..spec.clone()
-        };
         let request = |slot, twin| Request { slot, twin, log: vec![], since: 0 };
         Run {
-            layer: spec.layers - 1,
+            judge: Judge::new(&spec),
             packed: get(choice, "batch") == "packed",
             rng: Rng(hash(name(choice).bytes().map(u32::from))),
             requests: vec![request(1, 0), request(4, 2), request(8, 5)],
-            outputs: Default::default(),
-            folds: 0,
             rig: Rig::new(spec),
-            shadow: Rig::new(shadow),
         }
-    }
-
-    fn exact_state(&self) -> bool {
-        matches!(self.rig.spec.format, REPLAYSSM_FORMAT_SPLIT32 | REPLAYSSM_FORMAT_F32)
-    }
-
-    /// Where a fold rounds the checkpoint and leaves history behind it, a delta rule's u records stay those from the checkpoint before:
-    /// off by that rounding, which is what the bound of HIGH allows, twice that if it is stochastic.
-    fn mixed(&self) -> bool {
-        let s = &self.rig.spec;
-        s.is_delta() && !self.exact_state() && s.readout == REPLAYSSM_READOUT_FULL
     }
 
     fn ring(&self, slot: usize) -> usize {
@@ -377,50 +338,12 @@ impl Run {
     }
 
     fn stored(&self, slot: usize) -> Stored {
-        let tags = self.rig.tags(self.layer, slot);
-        assert!(tags.iter().all(|t| *t == tags[0]), "tiles stand apart: {tags:?}");
-        let state = self.rig.export(self.layer, slot, self.ring(slot), Some(tags[0]));
-        Stored { tag: tags[0] as usize, state }
+        self.judge.stored(&self.rig, slot, self.ring(slot))
     }
 
-    /// The recurrence from a checkpoint over the log up to `to`: outputs and state.
-    fn recurrence(&self, from: &Stored, log: &[Vec<Token>], to: usize) -> (Vec<Vec<u32>>, Vec<u32>) {
-        self.shadow.reset(0, 0, from.tag as i64);
-        self.shadow.import(self.layer, 0, 0, None, &from.state);
-        if to == from.tag {
-            return (vec![], from.state.clone());
-        }
-        let outputs = self.shadow.extend(&[Row::new(0, &log[from.tag..to])], 0).remove(0);
-        (outputs, self.shadow.export(self.layer, 0, 0, None))
-    }
-
-    /// A state as the format stores it at a position.
-    fn rounded(&self, slot: usize, position: usize, state: &[u32]) -> Vec<u32> {
-        let s = &self.rig.spec;
-        let seed = self.rig.cursor(self.ring(slot)).seed;
-        let round = |(i, &bits): (usize, &u32)| {
-            let x = f32::from_bits(bits);
-            let word = rounding_words(seed, position as i64, self.layer as u32, (i / 4) as u32)[i % 4];
-            match (s.format, s.stochastic) {
-                (REPLAYSSM_FORMAT_BF16, false) => from_bf16(to_bf16(x)).to_bits(),
-                (REPLAYSSM_FORMAT_BF16, true) => from_bf16(to_bf16_stochastic(x, word)).to_bits(),
-                (REPLAYSSM_FORMAT_F16, false) => from_f16(to_f16(x)).to_bits(),
-                (REPLAYSSM_FORMAT_F16, true) => from_f16(to_f16_stochastic(x, word)).to_bits(),
-                _ => bits,
-            }
-        };
-        state.iter().enumerate().map(round).collect()
-    }
-
-    /// The checkpoint of a request, after a check that it came from the one before by the recurrence.
     fn moved(&mut self, slot: usize, before: &Stored, log: &[Vec<Token>]) -> Stored {
-        let now = self.stored(slot);
-        if now.tag != before.tag {
-            let (_, exact) = self.recurrence(before, log, now.tag);
-            assert!(now.state == self.rounded(slot, now.tag, &exact), "the checkpoint folded to {}", now.tag);
-            self.folds += 1;
-        }
-        now
+        let ring = self.ring(slot);
+        self.judge.moved(&self.rig, slot, ring, before, log)
     }
 
     fn step(&mut self) {
@@ -429,7 +352,7 @@ impl Run {
         if self.rng.below(4) == 0 {
             // Never committed, or dead between layers.
             let rows = self.rows(most);
-            let last = if self.rng.below(2) == 0 { self.layer } else { 0 };
+            let last = if self.rng.below(2) == 0 { self.judge.layer } else { 0 };
             (0..=last).for_each(|layer| drop(self.rig.layer(layer, &rows, false, 0)));
         }
         let rows = self.rows(most);
@@ -441,7 +364,7 @@ impl Run {
         for i in 0..self.requests.len() {
             let log: Vec<_> = self.requests[i].log.iter().chain(&rows[i].tokens).cloned().collect();
             let now = self.moved(self.requests[i].slot, &before[i], &log);
-            self.check_outputs(&now, &log, &outputs[i]);
+            self.judge.check_outputs(&self.rig, &now, &log, &outputs[i]);
         }
         for (null, out) in rows.iter().zip(&outputs).skip(3) {
             assert!(out.iter().flatten().all(|&b| b == 0), "a null row's output, ring {}", null.ring);
@@ -454,41 +377,8 @@ impl Run {
         self.extend_twins(&rows.iter().zip(&counts).map(|(r, n)| r.tokens[..*n].to_vec()).collect::<Vec<_>>());
     }
 
-    fn check_outputs(&mut self, from: &Stored, log: &[Vec<Token>], outputs: &[Vec<u32>]) {
-        let s = self.rig.spec.clone();
-        let (recurrence, _) = self.recurrence(from, log, log.len());
-        let first = recurrence.len() - outputs.len();
-        if s.readout == REPLAYSSM_READOUT_EXACT {
-            assert!(outputs == &recurrence[first..], "EXACT outputs are not the recurrence's");
-        }
-        let params = &self.rig.params[self.layer];
-        let mut oracle = Oracle::new(&s, params);
-        let s0: Vec<f64> = from.state.iter().map(|&b| f32::from_bits(b).into()).collect();
-        oracle.state.clone_from(&s0);
-        let tokens: Vec<_> = log[from.tag..].iter().map(|t| t[self.layer].clone()).collect();
-        let mut us = Vec::new();
-        for (t, token) in tokens.iter().enumerate() {
-            let (plain, gated) = oracle.token(token);
-            us.push(oracle.u.clone());
-            let Some(out) = t.checked_sub(first).map(|t| &outputs[t]) else { continue };
-            let values = |bits: &[u32]| bits.iter().map(|&b| decode(s.out, b)).collect::<Vec<_>>();
-            let got = values(out);
-            if s.readout == REPLAYSSM_READOUT_HIGH || self.mixed() {
-                let rounding = if self.mixed() && s.stochastic { 2.0 } else { 1.0 };
-                let limits = limits(rounding, &s, params, &s0, &tokens[..=t], &us, &gated);
-                for (i, limit) in limits.into_iter().enumerate() {
-                    let error = (got[i] - gated[i]).abs();
-                    assert!(error <= limit, "output: {:.2} of the bound, plain {:.2e}", error / limit, plain[i]);
-                }
-            }
-            self.outputs[0].extend(got);
-            self.outputs[1].extend(values(&recurrence[t]));
-            self.outputs[2].extend(gated);
-        }
-    }
-
     fn extend_twins(&mut self, tokens: &[Vec<Vec<Token>>]) {
-        if self.exact_state() {
+        if is_lossless(&self.rig.spec) {
             let rows: Vec<_> = self.requests.iter().zip(tokens).map(|(r, tokens)| self.row(r.twin, tokens)).collect();
             self.rig.extend(&rows, 0);
         }
@@ -504,8 +394,8 @@ impl Run {
             let log: Vec<_> = self.requests[i].log.iter().chain(&rows[i].tokens).cloned().collect();
             // Up to the new checkpoint from the old one; the tail from the new one, as it is stored.
             let now = self.moved(self.requests[i].slot, &before[i], &log);
-            let (mut recurrence, _) = self.recurrence(&before[i], &log, now.tag);
-            recurrence.extend(self.recurrence(&now, &log, log.len()).0);
+            let (mut recurrence, _) = self.judge.recurrence(&before[i], &log, now.tag);
+            recurrence.extend(self.judge.recurrence(&now, &log, log.len()).0);
             let first = recurrence.len() - outputs[i].len();
             assert!(outputs[i][..] == recurrence[first..], "extend's outputs are not the recurrence's");
             if !rows[i].tokens.is_empty() {
@@ -530,7 +420,7 @@ impl Run {
         let request = &mut self.requests[i];
         request.since = 0;
         request.log.truncate(request.log.len() - n);
-        if self.exact_state() {
+        if is_lossless(&self.rig.spec) {
             self.rig.reset(twin, self.ring(twin), 0);
             self.rig.extend(&[self.row(twin, &self.requests[i].log)], 0);
         }
@@ -538,11 +428,11 @@ impl Run {
 
     fn check_states(&self) {
         for request in &self.requests {
-            let export = |slot: usize| self.rig.export(self.layer, slot, self.ring(slot), None);
+            let export = |slot: usize| self.rig.export(self.judge.layer, slot, self.ring(slot), None);
             let got = export(request.slot);
-            let (_, state) = self.recurrence(&self.stored(request.slot), &request.log, request.log.len());
+            let (_, state) = self.judge.recurrence(&self.stored(request.slot), &request.log, request.log.len());
             assert!(got == state, "the state at {} is not the recurrence's", request.log.len());
-            if self.exact_state() {
+            if is_lossless(&self.rig.spec) {
                 assert!(got == export(request.twin), "the state at {} is not extend's", request.log.len());
             }
             assert_eq!(self.rig.cursor(self.ring(request.slot)).position, request.log.len() as i64);
@@ -561,13 +451,13 @@ fn drive(choice: &Choice) {
         }
         run.check_states();
     }
-    assert!(run.folds > 0, "nothing was folded");
-    let [got, plain, truth] = &run.outputs;
+    assert!(run.judge.folds > 0, "nothing was folded");
+    let [got, plain, truth] = &run.judge.outputs;
     let (error, recurrence) = (relative(got, truth), relative(plain, truth));
     // As in extend_is_the_delta_rule, plus the output's rounding.
     let grade = 5e-6 + if run.rig.spec.out == REPLAYSSM_DTYPE_F32 { 0.0 } else { unit(run.rig.spec.out) };
     assert!(recurrence <= grade, "the recurrence is {recurrence:.2e} from fp64");
-    if run.rig.spec.readout == REPLAYSSM_READOUT_FULL && !run.mixed() {
+    if run.rig.spec.readout == REPLAYSSM_READOUT_FULL && !is_mixed(&run.rig.spec) {
         assert!(error <= 2.0 * recurrence + 1e-6, "FULL {error:.2e}, plain {recurrence:.2e}");
     }
 }

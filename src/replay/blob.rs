@@ -135,7 +135,7 @@ pub struct Ring {
 /// Writes everything in front of the payload of a blob of its size.
 pub fn write_head(blob: &mut [u8], purpose: &Purpose, ring: &Ring) {
     let bytes = blob.len() as u64;
-    let mut words = Vec::with_capacity(purpose.head_bytes());
+    let mut words = Words { blob, at: 0 };
     words.extend(MAGIC);
     words.extend(VERSION.to_le_bytes());
     words.extend((purpose.kind as u32).to_le_bytes());
@@ -152,8 +152,20 @@ pub fn write_head(blob: &mut [u8], purpose: &Purpose, ring: &Ring) {
     for word in purpose.entries.iter().flatten() {
         words.extend(word.to_le_bytes());
     }
-    for (to, from) in blob.iter_mut().zip(words) {
-        *to = from;
+}
+
+/// Writes one word behind the other.
+struct Words<'a> {
+    blob: &'a mut [u8],
+    at: usize,
+}
+
+impl Words<'_> {
+    fn extend<const N: usize>(&mut self, word: [u8; N]) {
+        if let Some(to) = self.blob.get_mut(self.at..self.at + N) {
+            to.copy_from_slice(&word);
+        }
+        self.at += N;
     }
 }
 
@@ -275,6 +287,16 @@ pub fn open(blob: &[u8]) -> Result<Opened<'_>> {
     // No schedule looks further ahead than a window.
     if !(0..=MAX_POSITION + 256).contains(&ring.flush_before) {
         return Err(Error::bad_blob("the blob's flush_before", ring.flush_before, format!("0 to {MAX_POSITION}")));
+    }
+    // What a kind does not have is zero, so that a later version may give it a meaning.
+    for (name, value, has) in [
+        ("flush_before", ring.flush_before as u64, kind == Kind::Live),
+        ("seed", ring.seed, kind != Kind::Stored),
+        ("generation", ring.generation.into(), kind != Kind::Stored),
+    ] {
+        if !has && value != 0 {
+            return Err(Error::bad_blob(format!("the blob's {name}"), value, format!("0 in a {kind:?} one")));
+        }
     }
     let entries = (0..n_entries).map(|_| std::array::from_fn(|_| reader.u32())).collect();
     let purpose = Purpose { kind, rule, entries };
@@ -413,6 +435,26 @@ mod tests {
         assert!(change(68, &3u32.to_le_bytes()).starts_with("the blob's number of entries is 3;"));
         assert!(change(68, &u32::MAX.to_le_bytes()).starts_with("the blob's number of entries is "));
         assert!(change(72, &[1]).starts_with("the blob's reserved bytes is 1;"));
+        // The same head as that of another kind, which has no first fold, or no ring at all.
+        assert!(change(12, &[1]).starts_with("the blob's flush_before is 80; expected 0 in a Portable one"));
+        let stored = |ring: [u64; 3]| {
+            let [flush_before, seed, generation] = ring.map(u64::to_le_bytes);
+            change(
+                12,
+                &[
+                    &[2, 0, 0, 0],
+                    &(sample().len() as u64).to_le_bytes()[..],
+                    &77u64.to_le_bytes(),
+                    &flush_before,
+                    &seed,
+                    &generation[..4],
+                ]
+                .concat(),
+            )
+        };
+        assert!(stored([3, 0, 0]).starts_with("the blob's flush_before is 3;"));
+        assert!(stored([0, 4, 0]).starts_with("the blob's seed is 4; expected 0 in a Stored one"));
+        assert!(stored([0, 0, 5]).starts_with("the blob's generation is 5;"));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub mod device;
 pub mod every_call;
 pub mod gpu;
+pub mod judge;
 pub mod model;
 pub mod oracle;
 

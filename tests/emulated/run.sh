@@ -2,7 +2,7 @@
 # Runs tests of the CUDA backend without a GPU: on a driver whose device executes the kernels' sources on the processor.
 #
 #   tests/emulated/run.sh               builds the driver and the programs with cargo, and runs what takes a few minutes
-#   tests/emulated/run.sh NAME [ARGS]   one program (exactness and readout too), with arguments for its harness
+#   tests/emulated/run.sh NAME [ARGS]   one program (exactness, readout and soak too), with arguments for its harness
 #
 #   REPLAYSSM_ACROSS=n          models of the comparison: all by default
 #   REPLAYSSM_TEST_SEED=n   another order of blocks, warps and threads
@@ -23,7 +23,7 @@ skip() {
 command -v "${CXX:-g++}" >/dev/null || skip "there is no C++ compiler"
 command -v make >/dev/null || skip "there is no make"
 
-names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save engines bench}
+names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save faults engines bench}
 # The program that measures has kernels of its own.
 bench=()
 case $names in *bench) bench=(--features bench) ;; esac
@@ -64,6 +64,7 @@ while read -r name program; do
   [ "$name" != across ] || backend=cpu
   if [ $# -le 1 ]; then
     case $name in
+      soak) export REPLAYSSM_SOAK=${REPLAYSSM_SOAK:-3000} ;;
       across) chosen=(cuda_equals few_models) ;;
       engines) chosen=(adapter) ;;
       cases)

@@ -12,10 +12,11 @@
 #   LIMIT=seconds       a program's time, 600 by default
 #   PYTHON=program      for tests in Python: tests/gpu/python.sh; skipped where it has no PyTorch with a GPU
 #   REPLAYSSM_ACROSS=n  models of the comparison: all by default, 3 random and 3 named ones under the sanitizer
+#   REPLAYSSM_SOAK_SECONDS=n  seconds of soak, which stops after so many operations else (REPLAYSSM_SOAK); LIMIT is to be larger
 #   REPLAYSSM_CUDA_ROUNDS=n  rounds of a test of cuda: all by default, 6 under the sanitizer
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all="across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model stress"
+all="across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model faults soak stress"
 # Programs about the adapters of examples-cpp, in C++.
 adapters="vllm_adapter flashinfer_adapter trtllm_adapter genai_adapter"
 all+=" $adapters"
