@@ -11,9 +11,12 @@ rm -rf "$work"
 # Of different lengths, and one with a space.
 folders=("$work/one" "$work/in another place/of a longer name")
 hashes=()
+# Both copies at first: the sources may change meanwhile.
 for folder in "${folders[@]}"; do
   mkdir -p "$folder"
   cp -rp Cargo.toml Cargo.lock rust-toolchain.toml build.rs build-support cuda include packaging src tests "$folder"
+done
+for folder in "${folders[@]}"; do
   "$folder/packaging/build.sh" "$folder/target"
   hashes+=("$(sha256sum <"$folder/target/release/libreplayssm.so" | cut -d' ' -f1)")
 done
