@@ -253,7 +253,9 @@ fn names_in_documents_are_the_headers() {
         let document_text = read(document);
         for prefix in ["replayssm_", "REPLAYSSM_"] {
             for name in identifiers(&document_text, prefix) {
-                let of_tests = ["REPLAYSSM_WRITE_", "REPLAYSSM_TEST_"].iter().any(|prefix| name.starts_with(prefix));
+                let of_tests = ["REPLAYSSM_WRITE_", "REPLAYSSM_TEST_", "REPLAYSSM_SOAK"]
+                    .iter()
+                    .any(|prefix| name.starts_with(prefix));
                 let known = [&header, &cmake, &build, &adapters].iter().any(|text| text.contains(name)) || of_tests;
                 assert!(known, "{document} speaks of {name}");
             }
