@@ -10,7 +10,7 @@ CMAKE := $(shell command -v cmake || echo $(BUILD)/venv/bin/cmake)
 # Where there is none, and Python cannot install packages either (Debian's without python3-venv), the examples are compiled without.
 WITHOUT_CMAKE := $(shell command -v cmake >/dev/null || python3 -c 'import ensurepip' 2>/dev/null || echo yes)
 
-.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header breaks bench emulated aarch64 fuzz install uninstall clean
+.PHONY: FORCE all lib lib-glibc228 dist demo demo-quick examples test check header baseline breaks bench emulated aarch64 fuzz install uninstall clean
 
 all: lib
 
@@ -33,7 +33,7 @@ endif
 # Kernels of a library that serves other machines are for all architectures, a few minutes' work. Demonstrations and tests need those of
 # this machine's GPU, or of any one to see that they compile.
 LOCAL_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | sed 's/\..*/0/')
-demo demo-quick examples test check header breaks bench emulated: export REPLAYSSM_CUDA_ARCHS ?= $(or $(filter 80 90 100 120,$(LOCAL_ARCH)),90)
+demo demo-quick examples test check header baseline breaks bench emulated: export REPLAYSSM_CUDA_ARCHS ?= $(or $(filter 80 90 100 120,$(LOCAL_ARCH)),90)
 # What the library was last built with: a change builds it again.
 $(BUILD)/kernels-for: FORCE
 	@mkdir -p $(BUILD)
@@ -86,6 +86,10 @@ demo-quick: examples
 
 header: $(NVRTC)
 	REPLAYSSM_WRITE_HEADER=1 $(CARGO) test --locked --test header
+
+# Keeps the interface of this version in abi/, for later ones to be compared with.
+baseline: $(NVRTC)
+	REPLAYSSM_WRITE_BASELINE=1 $(CARGO) test --locked --test abi a_kept_interface_is_written
 
 check: $(NVRTC)
 	$(CARGO) fmt --check

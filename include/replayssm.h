@@ -124,6 +124,10 @@ typedef int32_t replayssm_status;
 /* The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
  * on the same context may be the cause. */
 #define REPLAYSSM_ERROR_CUDA 41
+/* The CUDA context has failed for good, by whoever's work: an illegal address, a launch that timed out, uncorrectable memory.
+ * From then on every call on the replayssm_context, and on handles made on it, gives this status, whatever it would give otherwise; destroying
+ * works. Contexts on other devices and on the CPU go on. replayssm_last_cuda_error has the CUresult, the message the driver's call that told first. */
+#define REPLAYSSM_ERROR_DEVICE_LOST 42
 /* The stream captures, and the call waits for its work; the capture goes on. */
 #define REPLAYSSM_ERROR_CAPTURING 60
 /* A blob was cut off or changed, or is not one for this handle; the message says what differs. The slot is as it was. */
@@ -956,7 +960,7 @@ REPLAYSSM_API const char *replayssm_status_string(replayssm_status status);
  * Threads: any, each with a sentence of its own. Capture: host only. */
 REPLAYSSM_API const char *replayssm_last_error_message(void);
 
-/* The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA; 0 if none did.
+/* The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA or _DEVICE_LOST; 0 if none did.
  *
  * Threads: any, each with a number of its own. Capture: host only. */
 REPLAYSSM_API int32_t replayssm_last_cuda_error(void);

@@ -29,6 +29,8 @@ pub enum Status {
     OutOfMemory = 40,
     /// The CUDA driver refused a call.
     Cuda = 41,
+    /// The CUDA context has failed for good.
+    DeviceLost = 42,
     /// The stream captures, and the call waits for its work.
     Capturing = 60,
     /// A blob is no blob of this library, or not one for this handle.
@@ -121,6 +123,18 @@ pub enum Error {
         /// Its name and the driver's sentence.
         text: String,
     },
+    /// The CUDA context has failed for good, by whoever's work.
+    #[error("the CUDA context on device {device} is lost: {call} failed with {text}; no later call can succeed on it")]
+    DeviceLost {
+        /// Ordinal of the device.
+        device: i32,
+        /// Name of the driver's function that told first.
+        call: &'static str,
+        /// The CUresult.
+        code: i32,
+        /// Its name and the driver's sentence.
+        text: String,
+    },
     /// An allocation failed.
     #[error("{what} could not be allocated{}", bytes.map_or_else(String::new, |bytes| format!(" ({bytes} bytes)")))]
     OutOfMemory {
@@ -165,6 +179,7 @@ impl Error {
             Error::NoCuda(_) => Status::NoCuda,
             Error::NoCode { .. } => Status::NoCodeForArch,
             Error::Cuda { .. } => Status::Cuda,
+            Error::DeviceLost { .. } => Status::DeviceLost,
             Error::OutOfMemory { .. } => Status::OutOfMemory,
             Error::Capturing { .. } => Status::Capturing,
             Error::BadBlob { .. } => Status::BadBlob,

@@ -17,5 +17,6 @@ pub mod dtype;
 pub mod error;
 pub mod ffi;
 pub mod log;
+pub mod memory;
 mod panic;
 pub mod replay;

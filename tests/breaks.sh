@@ -112,6 +112,8 @@ a blob with what others left in the ring~src/replay/save.rs~s/blob::clear_record
 the first fold of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before: flush_before * 0, seed, generation, committed: 0 }/~--test save live_blob
 the seed of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before, seed: seed ^ 1, generation, committed: 0 }/~--test save live_blob
 layers of a portable blob in another order~src/replay/save.rs~s/\(0\.\.pool\.config\.n_layers as i64\)\.map/(0..pool.config.n_layers as i64).rev().map/~--test save any_window
+a destroyed handle is the next one's~src/ffi/handles.rs~s/wrapping_add\(1\) & 0xFFFF_FFFF/wrapping_add(0) \& 0xFFFF_FFFF/~--test stress handles_that
+two threads count at once~src/backend/cpu/counters.rs~s/self\.tokens\.fetch_add\(tokens as u64, Relaxed\);/let n = self.tokens.load(Relaxed); std::thread::yield_now(); self.tokens.store(n + tokens as u64, Relaxed);/~--test stress threads_on
 a tag of a blob is believed~src/replay/blob.rs~s/if !valid \{/if !valid \&\& position < 0 {/~--test save cases_14
 the end of a blob is not summed~src/replay/blob.rs~s/crc32fast::hash\(all\)/crc32fast::hash(\&all[..all.len() - 1])/g~--test save cases_14
 a rebind moves nothing~src/replay/slots.rs~s/view\.move_to\(site, table\);/let _ = (view, site, table);/~--test lent moved_to

@@ -76,7 +76,6 @@ fn under_valgrind(name: &str, sources: &[&str]) {
     let program = build(&format!("{name}-valgrind"), sources, &toolchain::system_compiler(), &["-O1", "-g"]);
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
-    command.arg(format!("--suppressions={}", toolchain::root().join("tests/c/valgrind.supp").display()));
     succeed(command.arg(program).arg("short"));
 }
 

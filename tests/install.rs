@@ -10,7 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use toolchain::{Language, SONAME, finish, installed, root, scratch, skipped, succeed, system_compiler, text};
+use toolchain::{
+    Language, Program, SONAME, finish, installed, library_folder, root, scratch, skipped, succeed, system_compiler,
+    text,
+};
 
 /// A child without what `make`, `cargo test` and tests/run.sh put into the environment. RUSTC_BOOTSTRAP would make cargo build
 /// everything anew.
@@ -221,6 +224,28 @@ fn a_release_tarball_is_reproducible_names_no_folder_of_its_maker_and_serves_els
             assert_eq!(said.matches("consumer: ").count(), 2, "{said}");
         }
     }
+}
+
+/// What is released has a reserve for small allocations, which builds with assertions lack.
+#[test]
+fn every_allocation_of_a_released_library_may_fail() {
+    if !cfg!(target_env = "gnu") {
+        return skipped("allocations that fail", "the program is for glibc, whose allocator it replaces");
+    }
+    if let Some(why) = missing(&["make"]) {
+        return skipped("allocations that fail", &why);
+    }
+    make("lib", &[]);
+    let scratch = scratch("no-memory");
+    let links = library_folder(&scratch, &target_dir().join("release/libreplayssm.so"));
+    let (out, compiler) = (scratch.join("program"), system_compiler());
+    let (sources, flags) = (["c/no_memory.c"].as_slice(), ["-O1"].as_slice());
+    let program = Program { compiler: &compiler, language: Language::C11, sources, flags, library: &links, out };
+    let said = text(&succeed(&mut command(&program.build().display().to_string())));
+    let cases: u32 =
+        said.trim().strip_prefix("no memory: ").and_then(|said| said.split(' ').next()?.parse().ok()).expect(&said);
+    assert!(cases > 300, "{said}");
+    println!("{said}");
 }
 
 /// Only where Zig has been fetched before: a test does not download it.

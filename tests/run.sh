@@ -23,31 +23,57 @@ programs=$(built) || exit 1
 bench=$(built --features bench --test bench) || exit 1
 programs+=$'\n'$bench
 
-# Runs a program. Shows its tests and all that failing ones printed; the log has the rest.
-crashed=0
-run() {
-  local before status
-  before=$(count FAILED)
-  echo "     Running $1"
-  shift
-  "$@" </dev/null 2>&1 | tee -a "$log" |
-    awk '/^(test |error)/ || failures { print; fflush() } /^failures:$/ { failures = 1 }'
-  status=${PIPESTATUS[0]}
-  if [ "$status" != 0 ] && [ "$(count FAILED)" = "$before" ]; then
+# Two at a time, since many a program has work for one thread for long. What one prints comes when it has ended: its tests, and all that
+# failing ones printed; the log has the rest.
+crashed=0 running=0
+names=()
+parts=build/test-logs
+rm -rf "$parts" && mkdir -p "$parts"
+
+tell() {
+  local part=$1 status
+  status=$(cat "$part.status")
+  rm "$part.status"
+  echo "     Ran ${names[${part##*/}]}"
+  cat "$part" >>"$log"
+  awk '/^(test |error)/ || failures { print } /^failures:$/ { failures = 1 }' "$part"
+  if [ "$status" != 0 ] && ! grep -qE '^test .* \.\.\. FAILED' "$part"; then
     echo "ended with status $status, after:"
-    tail -20 "$log"
+    tail -20 "$part"
     crashed=$((crashed + 1))
   fi
 }
 
+one_has_ended() {
+  local status
+  wait -n
+  running=$((running - 1))
+  for status in "$parts"/*.status; do
+    [ ! -e "$status" ] || tell "${status%.status}"
+  done
+}
+
+# Starts a command under a name.
+run() {
+  local part=$parts/${#names[@]}
+  [ "$running" -lt 2 ] || one_has_ended
+  names+=("$1")
+  shift
+  { "$@" </dev/null >"$part" 2>&1; echo $? >"$part.status"; } &
+  running=$((running + 1))
+}
+
+# The longest first.
+run "emulated" tests/emulated/run.sh
 while IFS= read -r program; do
   # The harness tells times only behind this switch. Everything is built by now, so it changes nothing that is tested.
   run "$(basename "$program")" env RUSTC_BOOTSTRAP=1 "$program" -Z unstable-options --report-time --show-output
 done <<<"$programs"
-run "doc tests" "$cargo" test --locked --doc
-run "emulated" tests/emulated/run.sh
 run "aarch64" tests/aarch64.sh
+run "tsan" tests/tsan.sh
 run "fuzz" tests/fuzz.sh
+run "doc tests" "$cargo" test --locked --doc
+while [ "$running" -gt 0 ]; do one_has_ended; done
 
 echo
 echo "Skipped:"

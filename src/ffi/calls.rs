@@ -17,6 +17,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
 use crate::dtype::IndexType;
 use crate::error::{Error, Result};
+use crate::memory::{collected, try_collected};
 use crate::replay::blob::{Kind, kind_of};
 use crate::replay::capacity::ModelPlan;
 use crate::replay::config::PoolConfig;
@@ -46,6 +47,7 @@ pub extern "C" fn replayssm_status_string(status: replayssm_status) -> *const c_
         REPLAYSSM_ERROR_NO_CODE_FOR_ARCH => c"REPLAYSSM_ERROR_NO_CODE_FOR_ARCH",
         REPLAYSSM_ERROR_OUT_OF_MEMORY => c"REPLAYSSM_ERROR_OUT_OF_MEMORY",
         REPLAYSSM_ERROR_CUDA => c"REPLAYSSM_ERROR_CUDA",
+        REPLAYSSM_ERROR_DEVICE_LOST => c"REPLAYSSM_ERROR_DEVICE_LOST",
         REPLAYSSM_ERROR_CAPTURING => c"REPLAYSSM_ERROR_CAPTURING",
         REPLAYSSM_ERROR_BAD_BLOB => c"REPLAYSSM_ERROR_BAD_BLOB",
         REPLAYSSM_ERROR_INTERNAL => c"REPLAYSSM_ERROR_INTERNAL",
@@ -65,7 +67,7 @@ pub extern "C" fn replayssm_last_error_message() -> *const c_char {
     last_error()
 }
 
-/// The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA; 0 if none did.
+/// The CUresult behind this thread's last call that failed with REPLAYSSM_ERROR_CUDA or _DEVICE_LOST; 0 if none did.
 ///
 /// Threads: any, each with a number of its own. Capture: host only.
 ///
@@ -353,7 +355,8 @@ unsafe fn lent_list(lent: *const replayssm_lent, n: i32, n_layers: usize) -> Res
         } else {
             // SAFETY: by the caller's promise.
             let bases = unsafe { array(one.layer_bases, n_layers, "lent.layer_bases") }?;
-            Some(bases.iter().map(|&base| Address(base as usize)).collect())
+            let addresses = bases.iter().map(|&base| Address(base as usize));
+            Some(collected("the list of a pool's layers", bases.len(), addresses)?)
         };
         list.push(convert::lent(&one, bases)?);
         at = at.wrapping_byte_add(one.struct_size as usize);
@@ -500,7 +503,7 @@ unsafe fn pool_list(pools: *const replayssm_pool_desc, n: i32) -> Result<Vec<Poo
         // SAFETY: by the caller's promise.
         unsafe { pool_config(pools.wrapping_byte_add(i * stride)) }
     });
-    list.collect()
+    try_collected("the list of pools", n as usize, list)
 }
 
 /// The components that a pool would have, as replayssm_layers_components says them of one that exists: base and layer_bases NULL, strides as
@@ -529,7 +532,7 @@ pub unsafe extern "C" fn replayssm_plan_components(
         let pool = unsafe { pool_config(pool_desc) }?;
         let layouts = components(&slots, &pool)?;
         layouts.iter().try_for_each(|layout| layout.total(&slots, &pool).map(drop))?;
-        let list: Vec<_> = layouts.iter().map(|c| convert::planned_component(c, &slots, &pool)).collect();
+        let list: Vec<_> = layouts.iter().map(|c| convert::planned_component(c, &slots)).collect();
         // SAFETY: by the caller's promise.
         unsafe { write_list(&list, out, capacity, n) }
     })

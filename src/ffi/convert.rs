@@ -18,9 +18,10 @@ use std::ffi::{CString, c_void};
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
 use crate::log::{Level, Log};
+use crate::memory::collected;
 use crate::replay::blob::Kind;
 use crate::replay::capacity::{ModelPlan, Question};
-use crate::replay::config::{MAX_COUNT, PoolConfig, PoolFields, SlotsConfig};
+use crate::replay::config::{MAX_COUNT, PoolFields, SlotsConfig};
 use crate::replay::launch::{
     Address, Batch, CommitArgs, ComponentView, ConvArgs, CopyArgs, CopyKind, DeltaArgs, Exec, FlushArgs, Gate, Ids,
     List, MAX_NAMED, Mamba2Args, Named, PoolLists, Report, ResetArgs, SnapshotArgs, StateTensor, Stats, Tensor, Tokens,
@@ -509,7 +510,7 @@ pub(super) fn pool(from: &replayssm_pool_desc, sections: &[i32]) -> Result<PoolF
         delta_options: [from.head_map, from.u_dtype],
         channels: from.channels,
         width: from.width,
-        sections: sections.to_vec(),
+        sections: collected("the list of sections", sections.len(), sections.iter().copied())?,
     })
 }
 
@@ -627,12 +628,7 @@ pub(super) fn component(layout: &ComponentLayout, view: &ComponentView) -> repla
 }
 
 /// A component as it will be where the library owns it.
-pub(super) fn planned_component(
-    layout: &ComponentLayout,
-    slots: &SlotsConfig,
-    pool: &PoolConfig,
-) -> replayssm_component {
-    let site = layout.site(slots, pool, address(0));
+pub(super) fn planned_component(layout: &ComponentLayout, slots: &SlotsConfig) -> replayssm_component {
     replayssm_component {
         struct_size: 0,
         kind: layout.component as i32,
@@ -640,8 +636,8 @@ pub(super) fn planned_component(
         reserved: 0,
         bytes: layout.bytes,
         base: std::ptr::null_mut(),
-        slot_stride_bytes: site.stride,
-        layer_stride_bytes: site.layer_stride.unwrap_or(0),
+        slot_stride_bytes: layout.stride as i64,
+        layer_stride_bytes: layout.layer_stride(slots),
         layer_bases: std::ptr::null(),
     }
 }

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::memory;
+use crate::replay::launch::Backend;
 use crate::replay::slots::{Context, Layers, Slots};
 
 const MAGIC: u64 = 0xA5;
@@ -45,10 +47,12 @@ pub(super) trait Kind: Sized {
     fn of(object: &Object) -> Option<&Arc<Self>>;
     /// The other way.
     fn wrap(this: Arc<Self>) -> Object;
+    /// What it runs on.
+    fn runs_on(&self) -> &dyn Backend;
 }
 
 macro_rules! kind {
-    ($ty:ident, $number:literal, $name:literal) => {
+    ($ty:ident, $number:literal, $name:literal, $backend:expr) => {
         impl Kind for $ty {
             const NUMBER: u64 = $number;
             const NAME: &'static str = $name;
@@ -61,12 +65,16 @@ macro_rules! kind {
             fn wrap(this: Arc<Self>) -> Object {
                 Object::$ty(this)
             }
+            fn runs_on(&self) -> &dyn Backend {
+                let of: fn(&Self) -> &dyn Backend = $backend;
+                of(self)
+            }
         }
     };
 }
-kind!(Context, 1, "replayssm_context");
-kind!(Slots, 2, "replayssm_slots");
-kind!(Layers, 3, "replayssm_layers");
+kind!(Context, 1, "replayssm_context", |context| context.backend.as_ref());
+kind!(Slots, 2, "replayssm_slots", Slots::backend);
+kind!(Layers, 3, "replayssm_layers", Layers::backend);
 
 struct Entry {
     state: AtomicU64,
@@ -130,7 +138,16 @@ fn encode<K: Kind>(generation: u64, index: usize) -> u64 {
 /// A new handle for an object.
 pub(super) fn insert<K: Kind, H>(this: Arc<K>) -> Result<*mut H> {
     let full = || Error::OutOfMemory { what: "the table of handles".into(), bytes: None };
-    let recycled = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let recycled = {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        // Room for all that there are and one more, so that destroying needs none. Twice as much, lest each needs more.
+        let wanted = USED.load(Ordering::Relaxed) + 1;
+        if free.capacity() < wanted {
+            let more = 2 * wanted - free.len();
+            free.try_reserve(more).map_err(|_| full())?;
+        }
+        free.pop()
+    };
     let index = match recycled {
         Some(index) => index,
         None => USED
@@ -141,6 +158,10 @@ pub(super) fn insert<K: Kind, H>(this: Arc<K>) -> Result<*mut H> {
         Box::new(std::array::from_fn(|_| Entry { state: AtomicU64::new(0), object: UnsafeCell::new(None) }))
     });
     let entry = entry(index).ok_or_else(full)?;
+    if let Err(error) = memory::check("a handle, and what it stands for,") {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(index);
+        return Err(error);
+    }
     // SAFETY: a free entry belongs to the thread that took its index from the free list.
     unsafe { *entry.object.get() = Some(K::wrap(this)) };
     // Stale handles may pin the entry for a moment meanwhile; the addition leaves their pins alone.
@@ -167,8 +188,14 @@ fn decode<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<(u64, 
     Ok((bits >> INDEX_BITS & 0xFFFF_FFFF, (bits & ((1 << INDEX_BITS) - 1)) as usize))
 }
 
-/// Pins the object of a handle.
+/// Pins the object of a handle, for a call: its device must be there.
 pub(super) fn pin<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<Pin<K>> {
+    let pinned = pin_any::<K, H>(handle, argument)?;
+    pinned.runs_on().check_alive()?;
+    Ok(pinned)
+}
+
+fn pin_any<K: Kind, H>(handle: *const H, argument: &'static str) -> Result<Pin<K>> {
     let (generation, index) = decode::<K, H>(handle, argument)?;
     let entry = entry(index).ok_or_else(|| invalid::<K>(argument, "it was not made by this library"))?;
     let state = entry.state.fetch_add(1, Ordering::AcqRel);
@@ -187,7 +214,7 @@ pub(super) fn pin<K: Kind, H>(handle: *const H, argument: &'static str) -> Resul
 /// Destroys a handle; the object goes when the last call inside it returns and its last child is gone. Gives the object if it is
 /// this call that destroys it; none for NULL and stale handles.
 pub(super) fn remove<K: Kind, H>(handle: *mut H) -> Option<Pin<K>> {
-    let pinned = pin::<K, H>(handle, "").ok()?;
+    let pinned = pin_any::<K, H>(handle, "").ok()?;
     let marked = pinned.entry.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
         // The pin keeps the generation: another thread can at most have marked the entry first.
         (state & LIVE != 0).then_some(state & !LIVE | DYING)

@@ -10,6 +10,9 @@ mod convert;
 mod guard;
 mod handles;
 mod read;
+// Builds with assertions leave it out: test programs have allocators of their own.
+#[cfg(any(test, not(debug_assertions)))]
+mod reserve;
 mod types;
 
 pub use calls::*;

@@ -183,3 +183,49 @@ pub(super) unsafe fn array<'a, T>(from: *const T, n: usize, field: &'static str)
     // SAFETY: not NULL, aligned, and valid for n elements by the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(from, n) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A descriptor that has grown by `later` since its first version.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        struct_size: u32,
+        first: u32,
+        later: u64,
+    }
+
+    // SAFETY: repr(C), integers without padding, the first field struct_size.
+    unsafe impl Descriptor for Grown {
+        const NAME: &'static str = "grown";
+        const FIRST_SIZE: usize = std::mem::offset_of!(Grown, later);
+    }
+
+    #[test]
+    fn a_descriptor_of_an_older_header_has_defaults_where_it_ends_and_is_not_written_behind_its_end() {
+        const GARBAGE: u64 = 0x5A5A_5A5A_5A5A_5A5A;
+        for (size, wanted) in
+            [(8, Some(0)), (12, Some(0x5A5A_5A5A)), (16, Some(GARBAGE)), (4, None), (6, None), (0, None)]
+        {
+            let mut caller = Grown { struct_size: size, first: 7, later: GARBAGE };
+            // SAFETY: a local with at least as many bytes as it says.
+            let found = unsafe { descriptor(&raw const caller) };
+            match wanted {
+                Some(later) => assert_eq!(found.expect("accepted"), Grown { struct_size: size, first: 7, later }),
+                None => assert!(found.expect_err("refused").to_string().starts_with("grown.struct_size is ")),
+            }
+            // SAFETY: as above.
+            let written = unsafe { write_descriptor(&raw mut caller, &Grown { struct_size: 16, first: 8, later: 9 }) };
+            assert_eq!(written.is_ok(), wanted.is_some());
+            let later = match size {
+                16 => 9,
+                12 => GARBAGE >> 32 << 32 | 9,
+                _ => GARBAGE,
+            };
+            let first = if wanted.is_some() { 8 } else { 7 };
+            assert_eq!(caller, Grown { struct_size: size, first, later }, "size {size}");
+        }
+    }
+}

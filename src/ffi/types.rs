@@ -31,6 +31,10 @@ pub const REPLAYSSM_ERROR_OUT_OF_MEMORY: replayssm_status = 40;
 /// The CUDA driver refused a call: replayssm_last_cuda_error has its CUresult, the message its name. An earlier failure of other work
 /// on the same context may be the cause.
 pub const REPLAYSSM_ERROR_CUDA: replayssm_status = 41;
+/// The CUDA context has failed for good, by whoever's work: an illegal address, a launch that timed out, uncorrectable memory.
+/// From then on every call on the replayssm_context, and on handles made on it, gives this status, whatever it would give otherwise; destroying
+/// works. Contexts on other devices and on the CPU go on. replayssm_last_cuda_error has the CUresult, the message the driver's call that told first.
+pub const REPLAYSSM_ERROR_DEVICE_LOST: replayssm_status = 42;
 /// The stream captures, and the call waits for its work; the capture goes on.
 pub const REPLAYSSM_ERROR_CAPTURING: replayssm_status = 60;
 /// A blob was cut off or changed, or is not one for this handle; the message says what differs. The slot is as it was.
@@ -898,7 +902,7 @@ pub struct replayssm_stats {
     pub ring_bytes_written: u64,
 }
 
-/// Descriptors, each with the first field that its first version did not have, if it has grown since.
+/// Descriptors; `from field` names the first field that the first released version did not have, where one has grown since (none yet).
 macro_rules! descriptors {
     ($($ty:ident $(from $grown:ident)?),* $(,)?) => {
         $(
@@ -912,12 +916,12 @@ macro_rules! descriptors {
     };
 }
 descriptors!(
-    replayssm_context_desc from log,
+    replayssm_context_desc,
     replayssm_context_info,
     replayssm_slots_desc,
     replayssm_pool_desc,
-    replayssm_lent from layer_bases,
-    replayssm_component from layer_bases,
+    replayssm_lent,
+    replayssm_component,
     replayssm_plan_args,
     replayssm_plan_info,
     replayssm_restore_args,
@@ -927,7 +931,7 @@ descriptors!(
     replayssm_delta_args,
     replayssm_conv1d_args,
     replayssm_commit_args,
-    replayssm_list from n_pools,
+    replayssm_list,
     replayssm_flush_args,
     replayssm_snapshot_args,
     replayssm_copy_args,
@@ -955,7 +959,10 @@ mod agreement {
         assert!(Status::WrongStream as i32 == REPLAYSSM_ERROR_WRONG_STREAM);
         assert!(Status::Unsupported as i32 == REPLAYSSM_ERROR_UNSUPPORTED);
         assert!(Status::NoCuda as i32 == REPLAYSSM_ERROR_NO_CUDA);
+        assert!(Status::NoCodeForArch as i32 == REPLAYSSM_ERROR_NO_CODE_FOR_ARCH);
         assert!(Status::OutOfMemory as i32 == REPLAYSSM_ERROR_OUT_OF_MEMORY);
+        assert!(Status::Cuda as i32 == REPLAYSSM_ERROR_CUDA);
+        assert!(Status::DeviceLost as i32 == REPLAYSSM_ERROR_DEVICE_LOST);
         assert!(Status::Capturing as i32 == REPLAYSSM_ERROR_CAPTURING);
         assert!(Status::BadBlob as i32 == REPLAYSSM_ERROR_BAD_BLOB);
         assert!(Status::Internal as i32 == REPLAYSSM_ERROR_INTERNAL);

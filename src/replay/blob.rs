@@ -135,7 +135,7 @@ pub struct Ring {
 /// Writes everything in front of the payload of a blob of its size.
 pub fn write_head(blob: &mut [u8], purpose: &Purpose, ring: &Ring) {
     let bytes = blob.len() as u64;
-    let mut words = Vec::with_capacity(purpose.head_bytes());
+    let mut words = Words { blob, at: 0 };
     words.extend(MAGIC);
     words.extend(VERSION.to_le_bytes());
     words.extend((purpose.kind as u32).to_le_bytes());
@@ -152,8 +152,20 @@ pub fn write_head(blob: &mut [u8], purpose: &Purpose, ring: &Ring) {
     for word in purpose.entries.iter().flatten() {
         words.extend(word.to_le_bytes());
     }
-    for (to, from) in blob.iter_mut().zip(words) {
-        *to = from;
+}
+
+/// Writes one word behind the other.
+struct Words<'a> {
+    blob: &'a mut [u8],
+    at: usize,
+}
+
+impl Words<'_> {
+    fn extend<const N: usize>(&mut self, word: [u8; N]) {
+        if let Some(to) = self.blob.get_mut(self.at..self.at + N) {
+            to.copy_from_slice(&word);
+        }
+        self.at += N;
     }
 }
 

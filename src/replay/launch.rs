@@ -9,6 +9,7 @@ use super::numerics::rsqrt;
 use super::position::{Convention, Rule};
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
+use crate::memory::collected;
 
 /// An address in the backend's memory. Only a backend turns it into a pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -935,9 +936,10 @@ pub struct Site {
 
 impl Site {
     /// Layers at equal distances.
-    pub fn strided(base: Address, layer_stride: i64, n_layers: usize, stride: i64) -> Self {
-        let bases = (0..n_layers as i64).map(|layer| base.offset(layer * layer_stride)).collect();
-        Site { bases, layer_stride: Some(layer_stride), stride }
+    pub fn strided(base: Address, layer_stride: i64, n_layers: usize, stride: i64) -> Result<Self> {
+        let bases = (0..n_layers as i64).map(|layer| base.offset(layer * layer_stride));
+        let bases = collected("the list of a pool's layers", n_layers, bases)?;
+        Ok(Site { bases, layer_stride: Some(layer_stride), stride })
     }
 }
 
@@ -962,19 +964,20 @@ pub struct ComponentView {
 
 impl ComponentView {
     /// At a site. `table` is an array of the sites' bases in the backend's memory; 0 where layers lie at equal distances.
-    pub fn new(layout: &ComponentLayout, site: &Site, table: Address, guarded: bool) -> Self {
+    pub fn new(layout: &ComponentLayout, site: &Site, table: Address, guarded: bool) -> Result<Self> {
+        let bases = site.bases.iter().map(|_| AtomicUsize::new(0));
         let view = ComponentView {
             component: layout.component,
             bytes: layout.bytes as i64,
             per_ring: layout.per_ring,
             guarded,
-            bases: site.bases.iter().map(|_| AtomicUsize::new(0)).collect(),
+            bases: collected("the list of a pool's layers", site.bases.len(), bases)?.into_boxed_slice(),
             table: AtomicUsize::new(0),
             layer_stride: AtomicI64::new(0),
             stride: AtomicI64::new(0),
         };
         view.move_to(site, table);
-        view
+        Ok(view)
     }
 
     /// Goes to another site of as many layers. No work may be using it.
@@ -1187,6 +1190,11 @@ impl std::fmt::Debug for Blocks {
 pub trait Backend: Send + Sync {
     /// Name and size.
     fn info(&self) -> BackendInfo;
+
+    /// Refuses if its device has failed for good, as far as is known.
+    fn check_alive(&self) -> Result<()> {
+        Ok(())
+    }
     /// Zeroed memory.
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>>;
     /// Copies bytes into memory of this backend that no work uses yet.

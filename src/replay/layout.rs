@@ -137,9 +137,13 @@ pub fn components(slots: &SlotsConfig, pool: &PoolConfig) -> Result<Vec<Componen
 
 impl ComponentLayout {
     /// Where owned memory that begins at an address has it.
-    pub fn site(&self, slots: &SlotsConfig, pool: &PoolConfig, base: Address) -> Site {
-        let n = if self.per_ring { slots.n_rings } else { slots.n_slots };
-        Site::strided(base, self.stride as i64 * i64::from(n), pool.n_layers, self.stride as i64)
+    pub fn site(&self, slots: &SlotsConfig, pool: &PoolConfig, base: Address) -> Result<Site> {
+        Site::strided(base, self.layer_stride(slots), pool.n_layers, self.stride as i64)
+    }
+
+    /// Bytes from layer to layer of owned memory.
+    pub fn layer_stride(&self, slots: &SlotsConfig) -> i64 {
+        self.stride as i64 * i64::from(if self.per_ring { slots.n_rings } else { slots.n_slots })
     }
 
     /// Bytes of the whole component in owned memory.

@@ -16,6 +16,7 @@ use super::position::MAX_POSITION;
 use super::slots::Slots;
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
+use crate::memory::zeroed;
 
 /// A slot and a ring.
 #[derive(Debug, Clone)]
@@ -209,7 +210,7 @@ impl Slots {
         let mut position = None;
         for pool in pools {
             for layout in self.saved(Kind::Stored, pool)?.iter().filter(|layout| is_tags(layout)) {
-                let mut bytes = vec![0; layout.bytes as usize * pool.config.n_layers];
+                let mut bytes = zeroed("the tags of a slot", layout.bytes as usize * pool.config.n_layers)?;
                 self.read_component(pool, layout, pair, &mut bytes, exec)?;
                 for tag in blob::tags(&bytes) {
                     let wanted = *position.get_or_insert(tag);
@@ -240,7 +241,7 @@ impl Slots {
         for pool in pools {
             let mut oldest = Vec::new();
             for layout in self.saved(Kind::Live, pool)?.iter().filter(|layout| is_tags(layout)) {
-                let mut tags = vec![0; layout.bytes as usize * pool.config.n_layers];
+                let mut tags = zeroed("the tags of a slot", layout.bytes as usize * pool.config.n_layers)?;
                 self.read_component(pool, layout, pair, &mut tags, exec)?;
                 for (layer, tags) in tags.chunks_exact(layout.bytes as usize).enumerate() {
                     oldest.push(self.oldest_tag(pool, layout, position, tags).map_err(|tag| Error::OutOfRange {
@@ -489,7 +490,8 @@ impl Slots {
         for pool in pools {
             for layout in self.saved(Kind::Stored, pool)? {
                 if layout.component == Component::WindowTags {
-                    let none = vec![0xFF; layout.bytes as usize * pool.config.n_layers];
+                    let mut none = zeroed("the tags of a slot", layout.bytes as usize * pool.config.n_layers)?;
+                    none.fill(0xFF);
                     self.write_component(pool, &layout, pair, &none, exec)?;
                 }
             }

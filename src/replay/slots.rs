@@ -15,6 +15,7 @@ use super::plan::{StepPlan, warnings};
 use super::position::{Rule, default_seed};
 use crate::error::{Error, Result};
 use crate::log::{Level, Log};
+use crate::memory::{check, collected, try_collected};
 
 /// One backend on one device.
 pub struct Context {
@@ -148,7 +149,7 @@ impl Slots {
 
     /// Gives every ring its first fold point and its seed, as a reset at position 0 would, in generation 0.
     fn start_schedule(&self) -> Result<()> {
-        const AT_A_TIME: i64 = 4096;
+        const AT_A_TIME: i64 = 512;
         let n_rings = i64::from(self.view.config.n_rings);
         for first in (0..n_rings).step_by(AT_A_TIME as usize) {
             let bytes: Vec<u8> = (first..n_rings.min(first + AT_A_TIME))
@@ -163,7 +164,8 @@ impl Slots {
         Ok(())
     }
 
-    pub(super) fn backend(&self) -> &dyn Backend {
+    /// What they run on.
+    pub fn backend(&self) -> &dyn Backend {
         self.context.backend.as_ref()
     }
 
@@ -366,14 +368,14 @@ impl Layers {
                 Some(site) => site,
                 None => {
                     let block = slots.backend().allocate("a pool", total)?;
-                    let site = layout.site(&slots.view.config, &config, block.address());
+                    let site = layout.site(&slots.view.config, &config, block.address())?;
                     memory.push(block);
                     owned += total;
                     site
                 }
             };
             let table = table_of(slots.backend(), &site, &mut tables)?;
-            views.push(ComponentView::new(layout, &site, table, guarded));
+            views.push(ComponentView::new(layout, &site, table, guarded)?);
         }
         let mut pools = slots.pools.write().unwrap_or_else(PoisonError::into_inner);
         let index = pools.iter().map(|pool| pool.index).max().map_or(0, |i| i + 1);
@@ -390,6 +392,11 @@ impl Layers {
         Ok(layers)
     }
 
+    /// What it runs on.
+    pub fn backend(&self) -> &dyn Backend {
+        self.slots.backend()
+    }
+
     fn log_created(&self, owned: u64, n_lent: usize) {
         let (slots, config) = (&self.slots.view.config, &self.view.config);
         let log = &self.slots.context.log;
@@ -401,7 +408,7 @@ impl Layers {
                 explain::pool(config),
             )
         });
-        for warning in warnings(slots, config, self.slots.backend().info().device.is_some()) {
+        for warning in warnings(slots, config, self.backend().info().device.is_some()) {
             log.line(Level::Warning, || format!("pool {}: {warning}", self.view.index));
         }
     }
@@ -413,7 +420,7 @@ impl Layers {
 
     /// What a step of `rows` rows of `tokens` tokens does, in sentences.
     pub fn explain(&self, rows: i64, tokens: i64) -> Result<String> {
-        let backend = self.slots.backend();
+        let backend = self.backend();
         let info = backend.info();
         let (slots, config) = (&self.slots.view.config, &self.view.config);
         let plan = StepPlan::new(slots, config, rows, tokens, info.n_threads)?;
@@ -447,9 +454,10 @@ impl Layers {
         let mut moves = Vec::new();
         for (view, site) in self.view.components.iter().zip(&sites) {
             if let Some(site) = site {
-                moves.push((view, site, table_of(self.slots.backend(), site, &mut tables)?));
+                moves.push((view, site, table_of(self.backend(), site, &mut tables)?));
             }
         }
+        check("the addresses of a pool's layers")?;
         for (view, site, table) in moves {
             view.move_to(site, table);
         }
@@ -482,7 +490,7 @@ impl Layers {
         if !self.slots.view.config.checks {
             return Ok(*exec);
         }
-        self.slots.backend().inspect(&self.slots.view, &self.view, layer, batch, inputs, exec)?;
+        self.backend().inspect(&self.slots.view, &self.view, layer, batch, inputs, exec)?;
         Ok(exec.after_own_launch())
     }
 
@@ -494,7 +502,7 @@ impl Layers {
             return Ok(());
         }
         args.check(&self.view.config, &batch)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.mamba2(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
@@ -509,7 +517,7 @@ impl Layers {
         }
         args.check(&self.view.config, &batch)?;
         let args = &args.with_default_scale(&self.view.config);
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.delta(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
@@ -523,7 +531,7 @@ impl Layers {
             return Ok(());
         }
         args.check(&self.view.config, &batch)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         let exec = &self.inspect(layer, &batch, &mut args.inputs(&self.view.config), exec)?;
         backend.conv1d(&self.slots.view, &self.view, layer, mode, &batch, args, exec)
@@ -533,7 +541,7 @@ impl Layers {
     pub fn import(&self, list: &List, position: Option<Address>, src: StateTensor, exec: &Exec) -> Result<()> {
         self.slots.check_list(list)?;
         let src = src.checked(&self.view.config, list.n)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         backend.import(&self.slots.view, &self.view, list, position, &src, exec)
     }
@@ -542,7 +550,7 @@ impl Layers {
     pub fn export(&self, list: &List, at: Option<Address>, dst: StateTensor, exec: &Exec) -> Result<()> {
         self.slots.check_list(list)?;
         let dst = dst.checked(&self.view.config, list.n)?;
-        let backend = self.slots.backend();
+        let backend = self.backend();
         backend.check_exec(exec)?;
         backend.export(&self.slots.view, &self.view, list, at, &dst, exec)
     }
@@ -625,12 +633,9 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
         if l.base.0 != 0 {
             return Err(Error::invalid(name("base"), format!("{:#x}", l.base.0), "NULL with layer_bases"));
         }
-        let bases: Vec<Address> = bases
-            .iter()
-            .enumerate()
-            .map(|(k, &base)| place(&format!("layer_bases[{k}]"), base))
-            .collect::<Result<_>>()?;
-        let mut sorted: Vec<usize> = bases.iter().map(|base| base.0).collect();
+        let places = bases.iter().enumerate().map(|(k, &base)| place(&format!("layer_bases[{k}]"), base));
+        let bases = try_collected("the list of a pool's layers", bases.len(), places)?;
+        let mut sorted = collected("the list of a pool's layers", bases.len(), bases.iter().map(|base| base.0))?;
         sorted.sort_unstable();
         if let Some((a, b)) = overlapping(&sorted, n as usize, stride as usize, bytes as usize) {
             return Err(Error::invalid(
@@ -650,7 +655,7 @@ fn lent_site(i: usize, l: &Lent, layout: &ComponentLayout, n: i64, n_layers: usi
             format!("at least {dense_layer} (all slots of a layer), or slot_stride_bytes of all layers of a slot"),
         ));
     }
-    Ok(Site::strided(place("base", l.base)?, layer_stride, n_layers, stride))
+    Site::strided(place("base", l.base)?, layer_stride, n_layers, stride)
 }
 
 /// Two of these bases in order, with `n` parts of `bytes` bytes `stride` apart at each, whose parts overlap.
@@ -684,8 +689,10 @@ fn table_of(backend: &dyn Backend, site: &Site, tables: &mut Vec<Box<dyn Memory>
     if site.layer_stride.is_some() {
         return Ok(Address(0));
     }
-    let bytes: Vec<u8> = site.bases.iter().flat_map(|base| (base.0 as u64).to_ne_bytes()).collect();
-    let table = backend.allocate("the addresses of a pool's layers", bytes.len() as u64)?;
+    const WHAT: &str = "the addresses of a pool's layers";
+    let bytes = site.bases.iter().flat_map(|base| (base.0 as u64).to_ne_bytes());
+    let bytes = collected(WHAT, site.bases.len() * size_of::<u64>(), bytes)?;
+    let table = backend.allocate(WHAT, bytes.len() as u64)?;
     let at = table.address();
     backend.write(at, &bytes)?;
     tables.push(table);

@@ -21,7 +21,7 @@ static void *symbol(void *library, const char *name) {
   return found;
 }
 
-/* A plugin's life. On a thread of its own, since a thread's last error keeps the library loaded until the thread ends. */
+/* A plugin's life, on a thread of its own. */
 static void *plugin(void *unused) {
   replayssm_context_desc desc = REPLAYSSM_INIT(replayssm_context_desc);
   replayssm_context *context = NULL;

@@ -6,6 +6,7 @@
 //! [`sync`], which `common::ok` calls behind every call.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -60,10 +61,50 @@ pub fn context(backend: i32, threads: i32) -> Result<*mut replayssm_context, Str
     Ok(context)
 }
 
-/// Waits for everything that was enqueued.
+thread_local! {
+    static STREAM: Cell<*mut c_void> = const { Cell::new(null_mut()) };
+}
+
+/// A stream that all calls of a thread's rigs go to as long as this lives. On the CPU backend there is none.
+pub struct OwnStream;
+
+impl OwnStream {
+    pub fn begin() -> Self {
+        if let Some(driver) = DRIVER.get() {
+            let mut stream = null_mut();
+            driver.sync();
+            // SAFETY: the out-parameter is a local.
+            driver.check(unsafe { (driver.functions.stream)(&mut stream, NON_BLOCKING) }, "cuStreamCreate");
+            STREAM.set(stream);
+        }
+        OwnStream
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        let stream = STREAM.replace(null_mut());
+        if let Some(driver) = DRIVER.get().filter(|_| !stream.is_null()) {
+            // SAFETY: the stream was made by `begin`, and its thread waits for its work behind every call.
+            driver.check(unsafe { (driver.functions.end_stream)(stream) }, "cuStreamDestroy");
+        }
+    }
+}
+
+/// The stream of this thread's calls.
+pub fn stream() -> replayssm_stream {
+    STREAM.get().cast()
+}
+
+/// Waits for everything that was enqueued: by this thread, if it has a stream of its own.
 pub fn sync() {
-    if let Some(driver) = DRIVER.get() {
+    let Some(driver) = DRIVER.get() else { return };
+    let stream = STREAM.get();
+    if stream.is_null() {
         driver.sync();
+    } else {
+        // SAFETY: the stream lives as long as its owner.
+        driver.check(unsafe { (driver.functions.wait_stream)(stream) }, "cuStreamSynchronize");
     }
 }
 
@@ -152,6 +193,9 @@ functions! {
     retain: c"cuDevicePrimaryCtxRetain"(*mut *mut c_void, i32);
     enter: c"cuCtxSetCurrent"(*mut c_void);
     wait: c"cuCtxSynchronize"();
+    stream: c"cuStreamCreate"(*mut *mut c_void, u32);
+    wait_stream: c"cuStreamSynchronize"(*mut c_void);
+    end_stream: c"cuStreamDestroy_v2"(*mut c_void);
     register: c"cuMemHostRegister_v2"(*mut c_void, usize, u32);
     address_of: c"cuMemHostGetDevicePointer_v2"(*mut u64, *mut c_void, u32);
     attribute: c"cuPointerGetAttribute"(*mut c_void, i32, u64);
@@ -171,6 +215,8 @@ unsafe impl Send for Driver {}
 // SAFETY: as above.
 unsafe impl Sync for Driver {}
 
+/// Does not wait for the default stream.
+const NON_BLOCKING: u32 = 1;
 /// Portable, mapped.
 const REGISTER: u32 = 1 | 2;
 const MEMORY_TYPE: i32 = 2;

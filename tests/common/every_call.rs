@@ -2,8 +2,10 @@
 
 use std::ptr::{null, null_mut};
 
-use super::{Array, BatchData, Inputs, Rig, Rng, Row, Spec, encode, ids64, ok, tensor};
+use super::device::peek;
+use super::{Array, BatchData, Inputs, Rig, Rng, Row, Spec, address, components, encode, ids64, ok, tensor};
 use crate::desc;
+use Again::{Parts, Whole};
 use replayssm::ffi::*;
 
 const CONV_WIDTH: i32 = 4;
@@ -18,8 +20,8 @@ struct Call {
 
 /// A layer and a convolution on the same slots.
 pub struct EveryCall {
-    rig: Rig,
-    conv: *mut replayssm_layers,
+    pub rig: Rig,
+    pub conv: *mut replayssm_layers,
     channels: usize,
     weight: Array,
     steps: Vec<Call>,
@@ -39,6 +41,16 @@ pub struct EveryCall {
     done: Vec<i32>,
     acquired: Vec<i32>,
     generations: Vec<u32>,
+    /// Makes a call: `ok` of it, unless a test has more in mind. A call that fails may be made again; if it is `Again::Whole`, only where nothing
+    /// of it was enqueued.
+    pub make: fn(Again, &mut dyn FnMut() -> i32),
+}
+
+/// Whether a call has the same effect if a part of it was done before.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Again {
+    Parts,
+    Whole,
 }
 
 impl Drop for EveryCall {
@@ -92,13 +104,22 @@ impl EveryCall {
             done: vec![0; rows],
             acquired: vec![0; rows],
             generations: vec![0; rows],
+            make: |_, call| ok(call()),
             rig,
         }
     }
 
     /// Makes every call; asserts that all were accepted and found no fault.
     pub fn run(&mut self) {
-        let (slots, pool, n) = (self.rig.slots, self.rig.pool, self.ids.len() as i32);
+        assert_eq!(self.all(), 0, "faults");
+        assert_eq!(self.done, self.one);
+        let steps = self.steps.len() + self.extend.tokens;
+        assert!(self.cursors.iter().all(|cursor| cursor.position == 100 + steps as i64 - 2));
+    }
+
+    /// Makes every call; the fault bits.
+    pub fn all(&mut self) -> u32 {
+        let (slots, pool, n, make) = (self.rig.slots, self.rig.pool, self.ids.len() as i32, self.make);
         let lossless = matches!(self.rig.spec.format, REPLAYSSM_FORMAT_SPLIT32 | REPLAYSSM_FORMAT_F32);
         let list = desc!(replayssm_list {
             n: n,
@@ -121,27 +142,27 @@ impl EveryCall {
         let convert = desc!(replayssm_reset_args { keep_checkpoint: 1, convert: 1 });
         // SAFETY: everything belongs to this object and lives until the calls return.
         unsafe {
-            ok(replayssm_acquire(slots, n, self.acquired.as_mut_ptr(), self.generations.as_mut_ptr()));
-            ok(replayssm_reset(slots, &list, null(), null()));
+            make(Parts, &mut || replayssm_acquire(slots, n, self.acquired.as_mut_ptr(), self.generations.as_mut_ptr()));
+            make(Parts, &mut || replayssm_reset(slots, &list, null(), null()));
             if lossless {
-                ok(replayssm_reset(slots, &list, &convert, null()));
+                make(Whole, &mut || replayssm_reset(slots, &list, &convert, null()));
             }
-            ok(replayssm_import(pool, &list, self.positions.as_ptr(), &state, null()));
-            ok(replayssm_import(self.conv, &list, null(), &window, null()));
+            make(Parts, &mut || replayssm_import(pool, &list, self.positions.as_ptr(), &state, null()));
+            make(Parts, &mut || replayssm_import(self.conv, &list, null(), &window, null()));
         }
         for call in &self.steps {
             self.layers(call, false);
             let args = desc!(replayssm_commit_args { counts: self.counts.as_ptr() });
             // SAFETY: as above.
-            ok(unsafe { replayssm_commit(slots, &call.batch.desc(), &args, null()) });
+            make(Parts, &mut || unsafe { replayssm_commit(slots, &call.batch.desc(), &args, null()) });
         }
         self.layers(&self.extend, true);
         let mut report = desc!(replayssm_report {});
         let mut stats = desc!(replayssm_stats {});
         // SAFETY: as above.
         unsafe {
-            ok(replayssm_commit(slots, &self.extend.batch.desc(), null(), null()));
-            ok(replayssm_snapshot(slots, &self.extend.batch.desc(), &snapshot, null()));
+            make(Parts, &mut || replayssm_commit(slots, &self.extend.batch.desc(), null(), null()));
+            make(Parts, &mut || replayssm_snapshot(slots, &self.extend.batch.desc(), &snapshot, null()));
             for (from, to, args) in [
                 (&list, &spare, &store),
                 (&spare, &third, &stored),
@@ -150,35 +171,47 @@ impl EveryCall {
                 (&third, &spare, &load),
                 (&spare, &third, &moved),
             ] {
-                ok(replayssm_copy(slots, from, to, args, null()));
+                let is_moved = args.kind == REPLAYSSM_COPY_MOVE || args.kind == REPLAYSSM_COPY_SWAP;
+                make(if is_moved { Whole } else { Parts }, &mut || replayssm_copy(slots, from, to, args, null()));
             }
-            ok(replayssm_flush(slots, &spare, null(), null()));
-            ok(replayssm_flush(slots, &spare, &later, null()));
-            ok(replayssm_export(pool, &list, null(), &state, null()));
-            ok(replayssm_rewind(slots, &list, self.one.as_ptr(), self.done.as_mut_ptr(), null()));
-            ok(replayssm_rewind(slots, &list, self.one.as_ptr(), null_mut(), null()));
-            ok(replayssm_export(pool, &list, null(), &state, null()));
-            ok(replayssm_export(self.conv, &list, null(), &window, null()));
-            ok(replayssm_read_cursors(slots, &list, self.cursors.as_mut_ptr(), null()));
-            ok(replayssm_check(slots, 1, &mut report));
-            ok(replayssm_stats_read(slots, &mut stats));
-            ok(replayssm_release(slots, n, self.acquired.as_ptr()));
+            make(Parts, &mut || replayssm_flush(slots, &spare, null(), null()));
+            make(Parts, &mut || replayssm_flush(slots, &spare, &later, null()));
+            make(Parts, &mut || replayssm_export(pool, &list, null(), &state, null()));
+            make(Parts, &mut || replayssm_rewind(slots, &list, self.one.as_ptr(), self.done.as_mut_ptr(), null()));
+            make(Parts, &mut || replayssm_rewind(slots, &list, self.one.as_ptr(), null_mut(), null()));
+            make(Parts, &mut || replayssm_export(pool, &list, null(), &state, null()));
+            make(Parts, &mut || replayssm_export(self.conv, &list, null(), &window, null()));
+            make(Parts, &mut || replayssm_read_cursors(slots, &list, self.cursors.as_mut_ptr(), null()));
+            make(Parts, &mut || replayssm_check(slots, 1, &mut report));
+            make(Parts, &mut || replayssm_stats_read(slots, &mut stats));
+            make(Parts, &mut || replayssm_release(slots, n, self.acquired.as_ptr()));
         }
-        assert_eq!(report.bits, 0);
-        assert_eq!(self.done, self.one);
-        let end = 100 + self.steps.len() as i64 + self.extend.tokens as i64 - 2;
-        assert!(self.cursors.iter().all(|cursor| cursor.position == end));
+        report.bits
     }
 
     fn layers(&self, call: &Call, extend: bool) {
         let batch = call.batch.desc();
-        ok(call.io.call(&self.rig, 0, &batch, extend, null()));
+        // An extend that keeps a tail is two launches, and the second one needs what was there before the first.
+        (self.make)(if extend { Whole } else { Parts }, &mut || call.io.call(&self.rig, 0, &batch, extend, null()));
         let x = tensor(&call.conv, 0, call.tokens * self.channels, self.channels, self.channels);
         let args =
             desc!(replayssm_conv1d_args { x: x, out: x, weight: tensor(&self.weight, 0, 0, 0, CONV_WIDTH as usize) });
         let of_conv = if extend { replayssm_conv1d_extend } else { replayssm_conv1d_step };
         // SAFETY: as in `run`.
-        ok(unsafe { of_conv(self.conv, 0, &batch, &args, null()) });
+        (self.make)(Parts, &mut || unsafe { of_conv(self.conv, 0, &batch, &args, null()) });
+    }
+
+    /// All bytes of both pools, and the cursors.
+    pub fn left(&self) -> Vec<Vec<u8>> {
+        let mut left = Vec::new();
+        for component in components(self.rig.pool).iter().chain(&components(self.conv)) {
+            let n = if component.per_ring != 0 { self.rig.spec.rings } else { self.rig.spec.slots };
+            left.extend((0..n).map(|i| peek(address(component, 0, i), component.bytes as usize)));
+        }
+        let words =
+            |c: replayssm_cursor| [c.position, c.flush_before, c.seed as i64, c.generation.into(), c.committed.into()];
+        left.extend((0..self.rig.spec.rings).map(|ring| words(self.rig.cursor(ring)).map(i64::to_ne_bytes).concat()));
+        left
     }
 }
 

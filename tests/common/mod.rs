@@ -500,9 +500,14 @@ impl Rig {
         });
     }
 
+    /// How calls are made that have no parts.
+    pub fn exec() -> replayssm_exec {
+        desc!(replayssm_exec { stream: device::stream() })
+    }
+
     fn in_parts(&self, call: impl Fn(&replayssm_exec) -> i32) {
         for part in 0..self.spec.parts {
-            let exec = desc!(replayssm_exec { part: part, n_parts: self.spec.parts });
+            let exec = desc!(replayssm_exec { part: part, n_parts: self.spec.parts, stream: device::stream() });
             ok(call(&exec));
         }
     }
@@ -540,7 +545,7 @@ impl Rig {
             desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         let args = desc!(replayssm_reset_args { position: position.as_ptr() });
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_reset(self.slots, &list, &args, null()) });
+        ok(unsafe { replayssm_reset(self.slots, &list, &args, &Self::exec()) });
     }
 
     pub fn reset_with_seed(&self, slot: usize, position: i64, seed: u64) {
@@ -548,7 +553,7 @@ impl Rig {
         let (position, seed) = ([position], [seed]);
         let args = desc!(replayssm_reset_args { position: position.as_ptr(), seed: seed.as_ptr() });
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_reset(self.slots, &list.desc(), &args, null()) });
+        ok(unsafe { replayssm_reset(self.slots, &list.desc(), &args, &Self::exec()) });
     }
 
     /// The state of a checkpoint without a ring that stands at a position, read from its bytes: of fp32 formats.
@@ -586,7 +591,9 @@ impl Rig {
         });
         let at = position.map(|at| [at]);
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_import(self.pool, &list, at.as_ref().map_or(null(), |at| at.as_ptr()), &src, null()) });
+        ok(unsafe {
+            replayssm_import(self.pool, &list, at.as_ref().map_or(null(), |at| at.as_ptr()), &src, &Self::exec())
+        });
     }
 
     /// A slot with its ring, in all pools of the slots handle.
@@ -606,7 +613,7 @@ impl Rig {
         let list =
             desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         // SAFETY: everything lives until the call returns.
-        unsafe { replayssm_save(self.slots, &list, kind, blob.as_mut_ptr().cast(), blob.len() as u64, null()) }
+        unsafe { replayssm_save(self.slots, &list, kind, blob.as_mut_ptr().cast(), blob.len() as u64, &Self::exec()) }
     }
 
     pub fn restore(&self, slot: usize, ring: usize, blob: &[u8]) -> i32 {
@@ -614,7 +621,7 @@ impl Rig {
         let list =
             desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         // SAFETY: everything lives until the call returns.
-        unsafe { replayssm_restore(self.slots, &list, blob.as_ptr().cast(), blob.len() as u64, null(), null()) }
+        unsafe { replayssm_restore(self.slots, &list, blob.as_ptr().cast(), blob.len() as u64, null(), &Self::exec()) }
     }
 
     /// Folds history now, all of it or up to a position.
@@ -692,7 +699,7 @@ impl Rig {
     pub fn rewind_list(&self, list: &PoolList, n: i32) -> bool {
         let (n, mut done) = (heap([n]), heap([-1]));
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_rewind(self.slots, &list.desc(), n.as_ptr(), done.as_mut_ptr(), null()) });
+        ok(unsafe { replayssm_rewind(self.slots, &list.desc(), n.as_ptr(), done.as_mut_ptr(), &Self::exec()) });
         done[0] == 1
     }
 
@@ -722,7 +729,7 @@ impl Rig {
             desc!(replayssm_list { n: 1, place: REPLAYSSM_WHERE_HOST, slots: ids64(&slot), rings: ids64(&ring) });
         let mut done = Box::new(-1);
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_rewind(self.slots, &list, &n, &mut *done, null()) });
+        ok(unsafe { replayssm_rewind(self.slots, &list, &n, &mut *done, &Self::exec()) });
         *done == 1
     }
 
@@ -734,7 +741,7 @@ impl Rig {
         // SAFETY: a cursor is plain data.
         let mut cursor: Box<replayssm_cursor> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: everything lives until the call returns.
-        ok(unsafe { replayssm_read_cursors(self.slots, &list, &mut *cursor, null()) });
+        ok(unsafe { replayssm_read_cursors(self.slots, &list, &mut *cursor, &Self::exec()) });
         *cursor
     }
 

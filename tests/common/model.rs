@@ -63,7 +63,8 @@ impl Model {
         Tokens { pools: vec![of(|t| &t[..1]), tokens.pools[1].clone(), of(|t| &t[1..])], conv: tokens.conv.clone() }
     }
 
-    fn of(rigs: Vec<Rig>) -> Self {
+    /// Pools on one slots handle, and one of convolutions beside them.
+    pub fn of(rigs: Vec<Rig>) -> Self {
         let (spec, first) = (&rigs[0].spec, &rigs[0]);
         let p = desc!(replayssm_pool_desc {
             family: REPLAYSSM_FAMILY_CONV1D,
@@ -109,7 +110,7 @@ impl Model {
                 desc!(replayssm_conv1d_args { x: view, out: view, weight: tensor(&self.weight, 0, 0, 0, WIDTH) });
             let call = if extend { replayssm_conv1d_extend } else { replayssm_conv1d_step };
             // SAFETY: everything lives until the call returns.
-            ok(unsafe { call(self.conv, layer, &batch.desc(), &args, null()) });
+            ok(unsafe { call(self.conv, layer, &batch.desc(), &args, &Rig::exec()) });
             all.push(vec![(0..n).map(|t| (0..CHANNELS).map(|c| x.get(t * CHANNELS + c)).collect()).collect()]);
         }
         all

@@ -151,6 +151,10 @@ int main() {
   check("a_barrier_behind_the_end_is_found", !runs([](const Params &) {
           if (threadIdx.x < 32) __syncthreads();
         }, 1, 64, 0));
+  check("a_wait_that_nobody_ends_is_found", !runs([](const Params &) {
+          ptx_counter_set(ptx_shared(emulated_shared_memory), 0);
+          ptx_counter_wait(ptx_shared(emulated_shared_memory), 1 + threadIdx.x / 32);
+        }, 1, 64, 512));
   check("a_missing_lane_is_found", !runs([](const Params &p) {
           if (threadIdx.x != 9) p.out[threadIdx.x] = __shfl_xor_sync(~0u, 1.0f, 1);
         }, 1, 32, 0));

@@ -2,7 +2,8 @@
 // are compiled for its processor (machine.h). Streams are empty at once: what is enqueued has been done when the call returns.
 //
 // A kernel is known by its compiled image: build.sh makes kernels.inc from the images that the library embeds. Other code is refused.
-// Beyond what a driver does, blocks of memory have guards, which every launch and every free checks.
+// Beyond what a driver does, blocks of memory have guards, which every launch and every free checks; and tests may have a call fail, or
+// the context (emulated_fail).
 
 #include <chrono>
 #include <cstdint>
@@ -129,6 +130,7 @@ std::map<uintptr_t, size_t> &registered = *new std::map<uintptr_t, size_t>;
 std::map<void *, Graph> &captures = *new std::map<void *, Graph>;
 // The primary context of the only device.
 int context;
+long retained;
 thread_local std::vector<void *> stack;
 
 void *current() { return stack.empty() ? nullptr : stack.back(); }
@@ -138,6 +140,19 @@ bool is_stream(void *stream) {
   for (void *s : streams)
     if (s == stream) return true;
   return false;
+}
+
+// What a test has asked for: calls until one fails, and with what; whether all others fail from then on.
+long calls_until_failure = -1;
+int failure;
+bool is_for_good, has_failed;
+
+// Every function that may fail but those that free: whether it is to. A context that has failed for good can still be made current.
+int asked_to_fail(bool works_in_context = true) {
+  if (is_for_good && has_failed) return works_in_context ? failure : (int)SUCCESS;
+  if (calls_until_failure < 0 || calls_until_failure-- > 0) return SUCCESS;
+  has_failed = true;
+  return failure;
 }
 
 // ---- Memory ----
@@ -197,6 +212,7 @@ Result release(uintptr_t at, bool device) {
 Result move(uintptr_t device, void *host, size_t bytes, bool to_host) {
   Lock lock(mutex);
   if (!current()) return INVALID_CONTEXT;
+  if (int why = asked_to_fail()) return (Result)why;
   if (!is_within(device, bytes)) return INVALID_VALUE;
   if (to_host) {
     memcpy(host, (void *)device, bytes);
@@ -209,6 +225,7 @@ Result move(uintptr_t device, void *host, size_t bytes, bool to_host) {
 Result fill(uintptr_t at, unsigned char value, size_t bytes) {
   Lock lock(mutex);
   if (!current()) return INVALID_CONTEXT;
+  if (int why = asked_to_fail()) return (Result)why;
   if (!is_within(at, bytes)) return INVALID_VALUE;
   memset((void *)at, value, bytes);
   return SUCCESS;
@@ -262,11 +279,31 @@ bool is_loaded(void *handle) {
 
 }  // namespace
 
+// The call with this many others in front of it fails, and with for_good all behind it too; -1: none. Whether one has failed since the last time.
+extern "C" __attribute__((visibility("default"))) int emulated_fail(long after, int with, int for_good) {
+  std::lock_guard<std::mutex> lock(mutex);
+  bool before = has_failed;
+  calls_until_failure = after, failure = with, is_for_good = for_good, has_failed = false;
+  return before;
+}
+
+// Blocks of memory, code and streams that there are, and how often the context is retained.
+extern "C" __attribute__((visibility("default"))) long emulated_live() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return (long)(blocks.size() + libraries.size() + streams.size()) + retained;
+}
+
 #define EXPORT extern "C" __attribute__((visibility("default"))) int
 // Refuses what is called without a current context.
 #define IN_CONTEXT \
   Lock lock(mutex); \
   if (!current()) return INVALID_CONTEXT
+#define MAY_FAIL \
+  if (int why = asked_to_fail()) return why
+// Of what asks about devices and contexts.
+#define MAY_FAIL_BEFORE \
+  Lock lock(mutex);     \
+  if (int why = asked_to_fail(false)) return why
 
 EXPORT cuInit(unsigned) { return SUCCESS; }
 
@@ -290,23 +327,27 @@ EXPORT cuGetErrorString(int result, const char **text) {
 // ---- The device and its context ----
 
 EXPORT cuDeviceGetCount(int *count) {
+  MAY_FAIL_BEFORE;
   *count = 1;
   return SUCCESS;
 }
 
 EXPORT cuDeviceGet(int *device, int ordinal) {
+  MAY_FAIL_BEFORE;
   if (ordinal != 0) return INVALID_DEVICE;
   *device = 0;
   return SUCCESS;
 }
 
 EXPORT cuDeviceGetName(char *name, int bytes, int device) {
+  MAY_FAIL_BEFORE;
   if (device != 0) return INVALID_DEVICE;
   snprintf(name, bytes, "emulated device");
   return SUCCESS;
 }
 
 EXPORT cuDeviceGetAttribute(int *value, int attribute, int device) {
+  MAY_FAIL_BEFORE;
   if (device != 0) return INVALID_DEVICE;
   int arch = ARCHS[0];
   switch (attribute) {
@@ -319,12 +360,20 @@ EXPORT cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 
 EXPORT cuDevicePrimaryCtxRetain(void **to, int device) {
+  Lock lock(mutex);
   if (device != 0) return INVALID_DEVICE;
+  MAY_FAIL;
+  retained++;
   *to = &context;
   return SUCCESS;
 }
 
-EXPORT cuDevicePrimaryCtxRelease_v2(int device) { return device == 0 ? SUCCESS : INVALID_DEVICE; }
+EXPORT cuDevicePrimaryCtxRelease_v2(int device) {
+  Lock lock(mutex);
+  if (device != 0) return INVALID_DEVICE;
+  retained--;
+  return SUCCESS;
+}
 
 EXPORT cuCtxGetCurrent(void **to) {
   *to = current();
@@ -338,12 +387,14 @@ EXPORT cuCtxSetCurrent(void *to) {
 }
 
 EXPORT cuCtxGetDevice(int *device) {
+  MAY_FAIL_BEFORE;
   if (!current()) return INVALID_CONTEXT;
   *device = 0;
   return SUCCESS;
 }
 
 EXPORT cuCtxPushCurrent_v2(void *to) {
+  MAY_FAIL_BEFORE;
   if (to != &context) return INVALID_CONTEXT;
   stack.push_back(to);
   return SUCCESS;
@@ -358,6 +409,7 @@ EXPORT cuCtxPopCurrent_v2(void **to) {
 
 EXPORT cuCtxSynchronize() {
   IN_CONTEXT;
+  MAY_FAIL;
   return SUCCESS;
 }
 
@@ -365,6 +417,7 @@ EXPORT cuCtxSynchronize() {
 
 EXPORT cuMemAlloc_v2(uintptr_t *at, size_t bytes) {
   IN_CONTEXT;
+  MAY_FAIL;
   return allocate(at, bytes, true);
 }
 
@@ -381,6 +434,7 @@ EXPORT cuMemFree_v2(uintptr_t at) {
 
 EXPORT cuMemHostAlloc(uintptr_t *at, size_t bytes, unsigned) {
   IN_CONTEXT;
+  MAY_FAIL;
   return allocate(at, bytes, false);
 }
 
@@ -440,6 +494,7 @@ EXPORT cuMemcpy2DAsync_v2(const Copy2D *copy, void *) {
 
 EXPORT cuStreamCreate(void **stream, unsigned) {
   IN_CONTEXT;
+  MAY_FAIL;
   *stream = malloc(1);
   streams.push_back(*stream);
   return SUCCESS;
@@ -458,6 +513,7 @@ EXPORT cuStreamDestroy_v2(void *stream) {
 
 EXPORT cuStreamGetCtx(void *stream, void **to) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_stream(stream)) return INVALID_HANDLE;
   *to = &context;
   return SUCCESS;
@@ -465,11 +521,13 @@ EXPORT cuStreamGetCtx(void *stream, void **to) {
 
 EXPORT cuStreamSynchronize(void *stream) {
   IN_CONTEXT;
+  MAY_FAIL;
   return is_stream(stream) ? SUCCESS : INVALID_HANDLE;
 }
 
 EXPORT cuStreamIsCapturing(void *stream, int *status) {
   IN_CONTEXT;
+  MAY_FAIL;
   *status = captures.count(stream) != 0;
   return is_stream(stream) ? SUCCESS : INVALID_HANDLE;
 }
@@ -486,6 +544,7 @@ EXPORT cuThreadExchangeStreamCaptureMode(int *mode) {
 
 EXPORT cuLibraryLoadData(void **library, const void *code, void *, void *, unsigned, void *, void *, unsigned) {
   IN_CONTEXT;
+  MAY_FAIL;
   const emulated::Kernel *kernel = kernel_of((const unsigned char *)code);
   if (!kernel) return NO_BINARY_FOR_GPU;
   Loaded *loaded = new Loaded{kernel, 48 * 1024};
@@ -507,6 +566,7 @@ EXPORT cuLibraryUnload(void *library) {
 
 EXPORT cuLibraryGetKernel(void **kernel, void *library, const char *name) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_loaded(library)) return INVALID_HANDLE;
   if (strcmp(name, "replayssm_kernel") != 0) return NOT_FOUND;
   *kernel = library;
@@ -515,6 +575,7 @@ EXPORT cuLibraryGetKernel(void **kernel, void *library, const char *name) {
 
 EXPORT cuKernelGetFunction(void **function, void *kernel) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_loaded(kernel)) return INVALID_HANDLE;
   *function = kernel;
   return SUCCESS;
@@ -522,6 +583,7 @@ EXPORT cuKernelGetFunction(void **function, void *kernel) {
 
 EXPORT cuKernelGetAttribute(int *value, int attribute, void *kernel, int) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_loaded(kernel)) return INVALID_HANDLE;
   if (attribute != FUNCTION_SHARED) return INVALID_VALUE;
   const emulated::Kernel *k = ((Loaded *)kernel)->kernel;
@@ -531,6 +593,7 @@ EXPORT cuKernelGetAttribute(int *value, int attribute, void *kernel, int) {
 
 EXPORT cuKernelSetAttribute(int attribute, int value, void *kernel, int) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_loaded(kernel)) return INVALID_HANDLE;
   if (attribute != FUNCTION_MOST_DYNAMIC || value < 0 || value > (int)emulated::MOST_SHARED) return INVALID_VALUE;
   ((Loaded *)kernel)->most_dynamic = (unsigned)value;
@@ -539,6 +602,7 @@ EXPORT cuKernelSetAttribute(int attribute, int value, void *kernel, int) {
 
 EXPORT cuLaunchKernelEx(const Config *config, void *function, void **arguments, void **) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_loaded(function) || !is_stream(config->stream)) return INVALID_HANDLE;
   const Loaded &loaded = *(Loaded *)function;
   bool flat = config->blocks[1] == 1 && config->blocks[2] == 1 && config->threads[1] == 1 && config->threads[2] == 1;
@@ -558,6 +622,7 @@ EXPORT cuLaunchKernelEx(const Config *config, void *function, void **arguments, 
 
 EXPORT cuStreamBeginCapture_v2(void *stream, int) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_stream(stream) || captures.count(stream)) return INVALID_HANDLE;
   captures[stream];
   return SUCCESS;
@@ -589,6 +654,7 @@ EXPORT cuGraphExecDestroy(Graph *graph) {
 
 EXPORT cuGraphLaunch(const Graph *graph, void *stream) {
   IN_CONTEXT;
+  MAY_FAIL;
   if (!is_stream(stream)) return INVALID_HANDLE;
   for (const Launch &launch : *graph)
     if (Result result = run(launch)) return result;

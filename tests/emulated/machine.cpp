@@ -25,11 +25,16 @@ struct Thread {
   int vote;
   // Which of the two rows of values its next exchange uses.
   unsigned turn;
+  // What it waits for, or null.
+  Condition holds;
+  const void *at;
+  unsigned value;
 };
 
 Kernel *kernels;
 Thread threads[MOST_THREADS];
 unsigned long long values[2][MOST_THREADS];
+Words words[2][MOST_THREADS];
 char *stacks;
 unsigned n_threads, current;
 int any;
@@ -141,13 +146,26 @@ bool step(unsigned first, unsigned n) {
   return true;
 }
 
+// Whether a warp waits for something that is still to come, for all of its lanes.
+bool waits(unsigned first) {
+  unsigned n = n_threads - first < WARP ? n_threads - first : (unsigned)WARP;
+  for (unsigned i = first; i < first + n; i++)
+    if (!threads[i].holds || threads[i].holds(threads[i].at, threads[i].value)) return false;
+  return true;
+}
+
+bool stuck(unsigned first) {
+  report("waits for what no thread will do", first, threads[first].site);
+  return false;
+}
+
 void prepare(unsigned i) {
   void **top = (void **)(stacks + (size_t)(i + 1) * STACK);
   // What emulated_switch takes off: six registers and where to go on; then an address to return to, which nobody does.
   void **at = top - 8;
   memset(at, 0, 8 * sizeof(void *));
   at[6] = (void *)enter;
-  threads[i] = Thread{at, RUNS, {"", 0}, 0, 0};
+  threads[i] = Thread{at, RUNS, {"", 0}, 0, 0, nullptr, nullptr, 0};
 }
 
 bool run_block(unsigned shared_bytes) {
@@ -159,11 +177,14 @@ bool run_block(unsigned shared_bytes) {
     unsigned n = 0;
     for (unsigned w = 0; w < n_warps; w++) runnable[n++] = w;
     while (n > 0) {
-      unsigned k = lot(n), first = runnable[k] * WARP, left = n_threads - first;
+      unsigned k = lot(n), passed = 0;
+      for (; passed < n && waits(runnable[k] * WARP); passed++) k = (k + 1) % n;
+      unsigned first = runnable[k] * WARP, left = n_threads - first;
+      if (passed == n) return stuck(first);
       // Mostly on to where it waits for others; sometimes another warp comes between.
       do {
         if (!step(first, left < WARP ? left : (unsigned)WARP)) return false;
-      } while (threads[first].state == RUNS && lot(8) > 0);
+      } while (threads[first].state == RUNS && !waits(first) && lot(8) > 0);
       if (threads[first].state != RUNS) runnable[k] = runnable[--n];
     }
     for (unsigned i = 1; i < n_threads; i++)
@@ -240,6 +261,24 @@ const unsigned long long *wait_for_warp(unsigned mask, unsigned long long value,
   values[turn][current] = value;
   leave(AT_WARP, site);
   return values[turn] + current / WARP * WARP;
+}
+
+const Words *exchange(const Words &mine, Site site) {
+  Words *row = words[threads[current].turn % 2];
+  row[current] = mine;
+  wait_for_warp(~0u, 0, site);
+  return row + current / WARP * WARP;
+}
+
+void wait_until(Condition holds, const void *at, unsigned value, Site site) {
+  Thread &thread = threads[current];
+  do {
+    thread.at = at;
+    thread.value = value;
+    thread.holds = holds;
+    wait_for_warp(~0u, 0, site);
+    thread.holds = nullptr;
+  } while (!holds(at, value));
 }
 
 void fail(const char *what, Site site) {

@@ -3,8 +3,8 @@
 // memory model: everything that a thread has written is seen by whoever runs after it.
 //
 // Found and reported, with kernel, block, thread and line: threads of a block or lanes of a warp that wait at different places, or of
-// which some have ended; writes in front of and behind dynamic shared memory; accesses that no process may make. Shared memory is all ones,
-// thus NaN, when a block begins.
+// which some have ended; warps that all wait for something that no other will do; writes in front of and behind dynamic shared memory;
+// accesses that no process may make. Shared memory is all ones, thus NaN, when a block begins.
 #pragma once
 
 namespace emulated {
@@ -28,6 +28,16 @@ int wait_for_block(int value, Site site);
 // Waits for all lanes of the warp, each of which brings a value. They are found from the returned address on, lane by lane, until the lane
 // waits for the next but one time.
 const unsigned long long *wait_for_warp(unsigned mask, unsigned long long value, Site site);
+
+// The same with more of each lane.
+struct Words {
+  unsigned word[6];
+};
+const Words *exchange(const Words &mine, Site site);
+
+// Waits for all lanes of the warp, and then until a condition holds for each of them. Nobody switches to a warp that would only look and wait.
+typedef bool (*Condition)(const void *at, unsigned value);
+void wait_until(Condition holds, const void *at, unsigned value, Site site);
 
 // Lanes of this thread's warp.
 unsigned lanes_of_warp();

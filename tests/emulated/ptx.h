@@ -76,16 +76,15 @@ inline void ptx_barrier_arrive_expect(SharedAt at, unsigned bytes) { emulated_ar
 
 // All lanes of a warp wait together, here.
 inline void ptx_barrier_wait(SharedAt at, unsigned parity, CALLER) {
-  do emulated::wait_for_warp(~0u, 0, SITE);
-  while ((emulated_barrier(at).count_and_phase & 1u) == parity);
+  emulated::wait_until([](const void *barrier, unsigned phase) { return (((const EmulatedBarrier *)barrier)->count_and_phase & 1u) != phase; },
+                       at, parity, SITE);
 }
 
 inline void ptx_counter_set(SharedAt counter, unsigned to) { *(unsigned *)counter = to; }
 
 // All lanes of a warp wait together, here, too.
 inline void ptx_counter_wait(SharedAt counter, unsigned at_least, CALLER) {
-  do emulated::wait_for_warp(~0u, 0, SITE);
-  while (*(unsigned *)counter < at_least);
+  emulated::wait_until([](const void *at, unsigned least) { return *(const unsigned *)at >= least; }, counter, at_least, SITE);
 }
 
 inline void ptx_bulk_copy(SharedAt to, const void *from, unsigned bytes, SharedAt at, CALLER) {
@@ -120,19 +119,14 @@ inline float emulated_bf16(unsigned pair, unsigned which) { return __uint_as_flo
 inline void ptx_mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], CALLER) {
   unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   double sum[4] = {c[0], c[1], c[2], c[3]};
+  const emulated::Words *lanes = emulated::exchange({{a[0], a[1], a[2], a[3], b[0], b[1]}}, SITE);
   // Half of k at a time: a has rows group and group + 8, b column group, both k = 2 quad and the next.
-  for (unsigned half = 0; half < 2; half++) {
-    const unsigned long long *rows =
-        emulated::wait_for_warp(~0u, (unsigned long long)a[2 * half + 1] << 32 | a[2 * half], SITE);
-    unsigned long long of_row[4];
-    for (unsigned k = 0; k < 4; k++) of_row[k] = rows[4 * group + k];
-    const unsigned long long *columns = emulated::wait_for_warp(~0u, b[half], SITE);
+  for (unsigned half = 0; half < 2; half++)
     for (unsigned i = 0; i < 4; i++)
       for (unsigned k = 0; k < 8; k++) {
-        unsigned left = (unsigned)(of_row[k / 2] >> 32 * (i / 2)), right = (unsigned)columns[4 * (2 * quad + i % 2) + k / 2];
+        unsigned left = lanes[4 * group + k / 2].word[2 * half + i / 2], right = lanes[4 * (2 * quad + i % 2) + k / 2].word[4 + half];
         sum[i] += (double)emulated_bf16(left, k % 2) * (double)emulated_bf16(right, k % 2);
       }
-  }
   for (unsigned i = 0; i < 4; i++) d[i] = (float)sum[i];
 }
 
@@ -142,18 +136,13 @@ inline float emulated_tf32(unsigned word) { return __uint_as_float(word & 0xFFFF
 inline void ptx_mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], CALLER) {
   unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   double sum[4] = {c[0], c[1], c[2], c[3]};
+  const emulated::Words *lanes = emulated::exchange({{a[0], a[1], a[2], a[3], b[0], b[1]}}, SITE);
   // Half of k at a time: a has rows group and group + 8, b column group, both k = quad.
-  for (unsigned half = 0; half < 2; half++) {
-    const unsigned long long *rows =
-        emulated::wait_for_warp(~0u, (unsigned long long)a[2 * half + 1] << 32 | a[2 * half], SITE);
-    unsigned long long of_row[4];
-    for (unsigned k = 0; k < 4; k++) of_row[k] = rows[4 * group + k];
-    const unsigned long long *columns = emulated::wait_for_warp(~0u, b[half], SITE);
+  for (unsigned half = 0; half < 2; half++)
     for (unsigned i = 0; i < 4; i++)
       for (unsigned k = 0; k < 4; k++)
-        sum[i] += (double)emulated_tf32((unsigned)(of_row[k] >> 32 * (i / 2))) *
-                  (double)emulated_tf32((unsigned)columns[4 * (2 * quad + i % 2) + k]);
-  }
+        sum[i] += (double)emulated_tf32(lanes[4 * group + k].word[2 * half + i / 2]) *
+                  (double)emulated_tf32(lanes[4 * (2 * quad + i % 2) + k].word[4 + half]);
   for (unsigned i = 0; i < 4; i++) d[i] = (float)sum[i];
 }
 

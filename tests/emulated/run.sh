@@ -23,7 +23,7 @@ skip() {
 command -v "${CXX:-g++}" >/dev/null || skip "there is no C++ compiler"
 command -v make >/dev/null || skip "there is no make"
 
-names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save engines bench}
+names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save faults engines bench}
 # The program that measures has kernels of its own.
 bench=()
 case $names in *bench) bench=(--features bench) ;; esac

@@ -15,7 +15,7 @@ out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
 most=$((60 * 1000 * 1000))
-names=(across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model soak)
+names=(across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model faults soak stress)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -16,7 +16,7 @@
 #   REPLAYSSM_CUDA_ROUNDS=n  rounds of a test of cuda: all by default, 6 under the sanitizer
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-all="across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model soak"
+all="across cuda cases delta_cases conv1d decode single life schedule checks lent save exactness readout pairwise position_model faults soak stress"
 # Programs about the adapters of examples-cpp, in C++.
 adapters="vllm_adapter flashinfer_adapter trtllm_adapter genai_adapter"
 all+=" $adapters"

@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle, Thread, park};
 
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::panic::Quiet;
 
 /// Stack of a thread: eight times what callers' threads are told to have, since only touched pages are real.
@@ -170,6 +171,7 @@ impl Threads {
                 bytes: Some((n as u64 - 1) * STACK_BYTES as u64),
             })?;
             threads.handles.push(handle);
+            memory::check("the threads of a context")?;
         }
         let _ = threads.shared.threads.set(threads.handles.iter().map(|handle| handle.thread().clone()).collect());
         // A thread allocates while it begins: that belongs to the creation of the context, and not to a later call.

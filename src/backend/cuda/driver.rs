@@ -27,6 +27,34 @@ type Status = u32;
 
 const SUCCESS: Status = CUresult::CUDA_SUCCESS as Status;
 const OUT_OF_MEMORY: Status = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
+const INVALID_CONTEXT: Status = CUresult::CUDA_ERROR_INVALID_CONTEXT as Status;
+const DEINITIALIZED: Status = CUresult::CUDA_ERROR_DEINITIALIZED as Status;
+const CONTEXT_IS_DESTROYED: Status = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Status;
+
+/// Whether a context can do nothing any more once a call in it has returned this: by the driver's documentation of each, "any further
+/// CUDA work will return the same error" or the like.
+fn ends_context(status: Status) -> bool {
+    use CUresult as R;
+    let known = [
+        R::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        R::CUDA_ERROR_ECC_UNCORRECTABLE,
+        R::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+        R::CUDA_ERROR_CONTAINED,
+        R::CUDA_ERROR_ILLEGAL_ADDRESS,
+        R::CUDA_ERROR_LAUNCH_TIMEOUT,
+        R::CUDA_ERROR_ASSERT,
+        R::CUDA_ERROR_HARDWARE_STACK_ERROR,
+        R::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+        R::CUDA_ERROR_MISALIGNED_ADDRESS,
+        R::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+        R::CUDA_ERROR_INVALID_PC,
+        R::CUDA_ERROR_LAUNCH_FAILED,
+        R::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+        R::CUDA_ERROR_EXTERNAL_DEVICE,
+        R::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+    ];
+    known.iter().any(|&known| known as Status == status)
+}
 
 macro_rules! functions {
     (
@@ -219,10 +247,14 @@ impl Driver {
     }
 
     fn check(&self, status: Status, call: &'static str) -> Result<()> {
+        if status == SUCCESS { Ok(()) } else { Err(self.refused(status, call)) }
+    }
+
+    #[cold]
+    fn refused(&self, status: Status, call: &'static str) -> Error {
         match status {
-            SUCCESS => Ok(()),
-            OUT_OF_MEMORY => Err(Error::OutOfMemory { what: format!("what {call} needs").into(), bytes: None }),
-            _ => Err(Error::Cuda { call: call.into(), code: status as i32, text: self.name_of(status) }),
+            OUT_OF_MEMORY => Error::OutOfMemory { what: format!("what {call} needs").into(), bytes: None },
+            _ => Error::Cuda { call: call.into(), code: status as i32, text: self.name_of(status) },
         }
     }
 
@@ -284,6 +316,8 @@ pub struct Device {
     side: CUstream,
     /// Whose memory and code it has: the context, or of a green one the primary.
     base: CUcontext,
+    /// The call that told first that the context has failed for good, and with what.
+    lost: OnceLock<(&'static str, Status)>,
     /// Ordinal.
     pub ordinal: i32,
     /// As "NVIDIA H200".
@@ -309,9 +343,26 @@ struct Inside {
 
 impl Inside {
     fn enter(device: &Device) -> Result<Self> {
+        device.check_alive()?;
+        match Inside::enter_any(device) {
+            Ok(inside) => Ok(inside),
+            // Somebody has destroyed it, or the driver ends with the process.
+            Err(status) => {
+                let known =
+                    if matches!(status, INVALID_CONTEXT | DEINITIALIZED) { CONTEXT_IS_DESTROYED } else { status };
+                Err(device.refused(known, "cuCtxPushCurrent"))
+            }
+        }
+    }
+
+    /// Of a context that may have failed, to free what is in it.
+    fn enter_any(device: &Device) -> std::result::Result<Self, Status> {
         let driver = device.driver;
-        // SAFETY: a live context.
-        driver.check(unsafe { (driver.cuCtxPushCurrent_v2)(device.context) }, "cuCtxPushCurrent")?;
+        // SAFETY: a context that was live when the device was opened; the driver refuses one that is not.
+        let status = unsafe { (driver.cuCtxPushCurrent_v2)(device.context) };
+        if status != SUCCESS {
+            return Err(status);
+        }
         let mut capture = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         // SAFETY: exchanges a local with the thread's mode.
         unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut capture) };
@@ -371,6 +422,7 @@ impl Device {
             primary,
             side: null_mut(),
             base: null_mut(),
+            lost: OnceLock::new(),
             ordinal: device,
             name: String::new(),
             arch: 0,
@@ -379,6 +431,30 @@ impl Device {
         };
         this.look(device)?;
         Ok(Arc::new(this))
+    }
+
+    /// Refuses once the context has failed for good, as far as a call of ours has been told.
+    pub fn check_alive(&self) -> Result<()> {
+        self.lost.get().map_or(Ok(()), |&(call, status)| Err(self.is_lost(call, status)))
+    }
+
+    #[cold]
+    fn is_lost(&self, call: &'static str, status: Status) -> Error {
+        Error::DeviceLost { device: self.ordinal, call, code: status as i32, text: self.driver.name_of(status) }
+    }
+
+    /// What a call in the context has returned.
+    fn check(&self, status: Status, call: &'static str) -> Result<()> {
+        if status == SUCCESS { Ok(()) } else { Err(self.refused(status, call)) }
+    }
+
+    #[cold]
+    fn refused(&self, status: Status, call: &'static str) -> Error {
+        if !ends_context(status) {
+            return self.driver.refused(status, call);
+        }
+        let &(call, status) = self.lost.get_or_init(|| (call, status));
+        self.is_lost(call, status)
     }
 
     fn look(&mut self, device: CUdevice) -> Result<()> {
@@ -391,15 +467,16 @@ impl Device {
         let mut name = [0; 256];
         // SAFETY: the array has as many bytes as it says.
         let status = unsafe { (self.driver.cuDeviceGetName)(name.as_mut_ptr(), 255, device) };
-        self.driver.check(status, "cuDeviceGetName")?;
+        self.check(status, "cuDeviceGetName")?;
         // SAFETY: the driver ends the name with a zero, and there is one behind it.
         self.name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the out-parameter is a field of ours.
-        self.driver.check(unsafe { (self.driver.cuStreamCreate)(&mut self.side, flags) }, "cuStreamCreate")?;
+        let status = unsafe { (self.driver.cuStreamCreate)(&mut self.side, flags) };
+        self.check(status, "cuStreamCreate")?;
         let (status, base) = self.driver.context_of(self.side);
         self.base = base;
-        self.driver.check(status, "cuStreamGetCtx")
+        self.check(status, "cuStreamGetCtx")
     }
 
     /// Zeroed device memory.
@@ -411,14 +488,14 @@ impl Device {
         if status == OUT_OF_MEMORY {
             return Err(Error::OutOfMemory { what: what.into(), bytes: Some(bytes) });
         }
-        self.driver.check(status, "cuMemAlloc")?;
+        self.check(status, "cuMemAlloc")?;
         ALLOCATIONS.fetch_add(1, Relaxed);
         let memory = DeviceMemory { device: self.clone(), at };
         // SAFETY: the whole of the block, which nobody uses yet.
         let status = unsafe { (self.driver.cuMemsetD8Async)(at, 0, bytes as usize, self.side) };
-        self.driver.check(status, "cuMemsetD8Async")?;
+        self.check(status, "cuMemsetD8Async")?;
         // SAFETY: a stream of ours.
-        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")?;
+        self.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")?;
         Ok(memory)
     }
 
@@ -432,7 +509,7 @@ impl Device {
         if status == OUT_OF_MEMORY {
             return Err(Error::OutOfMemory { what: what.into(), bytes: Some(bytes) });
         }
-        self.driver.check(status, "cuMemHostAlloc")?;
+        self.check(status, "cuMemHostAlloc")?;
         ALLOCATIONS.fetch_add(1, Relaxed);
         // SAFETY: as many bytes as were asked for.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, bytes as usize) };
@@ -446,9 +523,9 @@ impl Device {
         // SAFETY: a value of plain fields, overwritten whole.
         let status =
             unsafe { (self.driver.cuMemcpyDtoHAsync_v2)((&raw mut value).cast(), at, size_of::<T>(), self.side) };
-        self.driver.check(status, "cuMemcpyDtoHAsync")?;
+        self.check(status, "cuMemcpyDtoHAsync")?;
         // SAFETY: a stream of ours.
-        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")?;
+        self.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")?;
         Ok(value)
     }
 
@@ -457,9 +534,9 @@ impl Device {
         let _inside = Inside::enter(self)?;
         // SAFETY: a part of a block of this device, as long as the bytes.
         let status = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(at, bytes.as_ptr().cast(), bytes.len(), self.side) };
-        self.driver.check(status, "cuMemcpyHtoDAsync")?;
+        self.check(status, "cuMemcpyHtoDAsync")?;
         // SAFETY: a stream of ours.
-        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
+        self.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
     }
 
     /// The stream of our own, for launches that nobody else's work is to wait for.
@@ -471,7 +548,7 @@ impl Device {
     pub fn wait_for_side(&self) -> Result<()> {
         let _inside = Inside::enter(self)?;
         // SAFETY: a stream of ours.
-        self.driver.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
+        self.check(unsafe { (self.driver.cuStreamSynchronize)(self.side) }, "cuStreamSynchronize")
     }
 
     /// Copies runs of device memory, `stride` apart, into `into`, behind the work on a stream, and waits for that.
@@ -496,7 +573,7 @@ impl Device {
         let enqueue = |copy: CUDA_MEMCPY2D| {
             // SAFETY: runs of a pool's memory, and host memory of as many bytes, which stays until the stream has been waited for.
             let status = unsafe { (self.driver.cuMemcpy2DAsync_v2)(&copy, stream as CUstream) };
-            self.driver.check(status, "cuMemcpy2DAsync")
+            self.check(status, "cuMemcpy2DAsync")
         };
         let result = match pitch {
             Some(pitch) if runs > 1 => enqueue(copy_2d(at, pitch, bytes, host, runs)),
@@ -508,7 +585,7 @@ impl Device {
         // What was enqueued ends before the host's memory goes back to the caller, also where a later copy was refused.
         // SAFETY: the caller's stream.
         let status = unsafe { (self.driver.cuStreamSynchronize)(stream as CUstream) };
-        let waited = self.driver.check(status, "cuStreamSynchronize");
+        let waited = self.check(status, "cuStreamSynchronize");
         result.and(waited)
     }
 
@@ -522,7 +599,7 @@ impl Device {
         if status == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as Status || capturing != 0 {
             return Err(Error::Capturing { value: format!("{stream:#x}") });
         }
-        self.driver.check(status, "cuStreamIsCapturing")
+        self.check(status, "cuStreamIsCapturing")
     }
 
     /// Refuses a stream of another context.
@@ -546,7 +623,7 @@ impl Device {
             R::CUDA_ERROR_CONTEXT_IS_DESTROYED,
         ];
         if !of_the_stream.map(|known| known as Status).contains(&status) {
-            return self.driver.check(status, "cuStreamGetCtx");
+            return self.check(status, "cuStreamGetCtx");
         }
         Err(Error::WrongStream {
             value: format!("{stream:#x}"),
@@ -582,7 +659,7 @@ impl Device {
         let status = unsafe {
             (self.driver.cuLaunchKernelEx)(&config, kernel.handle as CUfunction, arguments.as_mut_ptr(), null_mut())
         };
-        self.driver.check(status, "cuLaunchKernelEx")
+        self.check(status, "cuLaunchKernelEx")
     }
 }
 
@@ -642,7 +719,7 @@ fn copy_2d(at: u64, pitch: usize, bytes: usize, host: Host, runs: usize) -> CUDA
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let (false, Ok(_inside)) = (self.side.is_null(), Inside::enter(self)) {
+        if let (false, Ok(_inside)) = (self.side.is_null(), Inside::enter_any(self)) {
             // SAFETY: a stream of ours, used no more.
             unsafe { (self.driver.cuStreamDestroy_v2)(self.side) };
         }
@@ -678,7 +755,7 @@ pub struct DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if let Ok(_inside) = Inside::enter(&self.device) {
+        if let Ok(_inside) = Inside::enter_any(&self.device) {
             // Whatever still uses the memory ends first: the driver waits. cuCtxSynchronize would end other threads' captures.
             // SAFETY: allocated in this context, freed once.
             unsafe { (self.device.driver.cuMemFree_v2)(self.at) };
@@ -701,7 +778,7 @@ unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        if let Ok(_inside) = Inside::enter(&self.device) {
+        if let Ok(_inside) = Inside::enter_any(&self.device) {
             // Waits, as for device memory.
             // SAFETY: allocated in this context, freed once.
             unsafe { (self.device.driver.cuMemFreeHost)(self.at) };
@@ -743,35 +820,35 @@ impl Kernel {
                 0,
             )
         };
-        driver.check(status, "cuLibraryLoadData")?;
+        device.check(status, "cuLibraryLoadData")?;
         let mut kernel = Kernel { device: device.clone(), library, handle, shared_limit: 0 };
         // SAFETY: a live library; the name ends with a zero.
         let status = unsafe { (driver.cuLibraryGetKernel)(&mut handle, library, c"replayssm_kernel".as_ptr()) };
-        driver.check(status, "cuLibraryGetKernel")?;
+        device.check(status, "cuLibraryGetKernel")?;
         kernel.handle = handle;
         // Loads it now, where loading is lazy.
         // SAFETY: a live kernel.
-        driver.check(unsafe { (driver.cuKernelGetFunction)(&mut function, handle) }, "cuKernelGetFunction")?;
+        device.check(unsafe { (driver.cuKernelGetFunction)(&mut function, handle) }, "cuKernelGetFunction")?;
         let mut ordinal = 0;
         // SAFETY: the out-parameter is a local.
-        driver.check(unsafe { (driver.cuCtxGetDevice)(&mut ordinal) }, "cuCtxGetDevice")?;
+        device.check(unsafe { (driver.cuCtxGetDevice)(&mut ordinal) }, "cuCtxGetDevice")?;
         let (mut fixed, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
         // SAFETY: a live kernel; the out-parameter is a local.
         let status = unsafe { (driver.cuKernelGetAttribute)(&mut fixed, attribute, handle, ordinal) };
-        driver.check(status, "cuKernelGetAttribute")?;
+        device.check(status, "cuKernelGetAttribute")?;
         // What a launch asks for begins at a multiple of 128 bytes.
         kernel.shared_limit = device.shared_bytes.saturating_sub(fixed as u32) / 128 * 128;
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a live kernel.
         let status = unsafe { (driver.cuKernelSetAttribute)(attribute, kernel.shared_limit as i32, handle, ordinal) };
-        driver.check(status, "cuKernelSetAttribute")?;
+        device.check(status, "cuKernelSetAttribute")?;
         Ok(kernel)
     }
 }
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        if let Ok(_inside) = Inside::enter(&self.device) {
+        if let Ok(_inside) = Inside::enter_any(&self.device) {
             // This does not wait; the memory of each slots handle, which went before, did.
             // SAFETY: loaded once, unloaded once.
             unsafe { (self.device.driver.cuLibraryUnload)(self.library) };
@@ -831,7 +908,7 @@ mod timing {
     pub fn version_and_cache(device: &Device) -> Result<(u32, Option<u32>)> {
         let (driver, mut version) = (device.driver, 0);
         // SAFETY: the version is a local.
-        driver.check(unsafe { (driver.cuDriverGetVersion)(&mut version) }, "cuDriverGetVersion")?;
+        device.check(unsafe { (driver.cuDriverGetVersion)(&mut version) }, "cuDriverGetVersion")?;
         let bytes = driver.attribute_of(device.ordinal, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
         Ok((version as u32, bytes.ok()))
     }
@@ -851,7 +928,7 @@ mod timing {
             let (driver, mut at) = (device.driver, null_mut());
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: the out-parameter is a local.
-            driver.check(unsafe { (driver.cuStreamCreate)(&mut at, flags) }, "cuStreamCreate")?;
+            device.check(unsafe { (driver.cuStreamCreate)(&mut at, flags) }, "cuStreamCreate")?;
             Ok(Stream { device: device.clone(), timing, at })
         }
 
@@ -865,7 +942,7 @@ mod timing {
             let _inside = Inside::enter(&self.device)?;
             let driver = self.device.driver;
             // SAFETY: a stream of ours.
-            driver.check(unsafe { (driver.cuStreamSynchronize)(self.at) }, "cuStreamSynchronize")
+            self.device.check(unsafe { (driver.cuStreamSynchronize)(self.at) }, "cuStreamSynchronize")
         }
 
         /// From here on, work on it is captured.
@@ -874,28 +951,28 @@ mod timing {
             let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             // SAFETY: a stream of ours.
             let status = unsafe { (self.timing.cuStreamBeginCapture_v2)(self.at, mode) };
-            self.device.driver.check(status, "cuStreamBeginCapture")
+            self.device.check(status, "cuStreamBeginCapture")
         }
 
         /// Ends the capture: a graph of all that came since.
         pub fn end_capture(&self) -> Result<Graph> {
             let _inside = Inside::enter(&self.device)?;
-            let (driver, timing) = (self.device.driver, self.timing);
+            let timing = self.timing;
             let (mut graph, mut exec) = (null_mut(), null_mut());
             // SAFETY: a stream of ours that captures; the out-parameter is a local.
-            driver.check(unsafe { (timing.cuStreamEndCapture)(self.at, &mut graph) }, "cuStreamEndCapture")?;
+            self.device.check(unsafe { (timing.cuStreamEndCapture)(self.at, &mut graph) }, "cuStreamEndCapture")?;
             // SAFETY: a live graph; the out-parameter is a local.
             let status = unsafe { (timing.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) };
             // SAFETY: what was instantiated stays without it.
             unsafe { (timing.cuGraphDestroy)(graph) };
-            driver.check(status, "cuGraphInstantiate")?;
+            self.device.check(status, "cuGraphInstantiate")?;
             Ok(Graph { device: self.device.clone(), timing, exec })
         }
     }
 
     impl Drop for Stream {
         fn drop(&mut self) {
-            if let Ok(_inside) = Inside::enter(&self.device) {
+            if let Ok(_inside) = Inside::enter_any(&self.device) {
                 // SAFETY: a stream of ours, used no more.
                 unsafe { (self.device.driver.cuStreamDestroy_v2)(self.at) };
             }
@@ -916,13 +993,13 @@ mod timing {
             let _inside = Inside::enter(&self.device)?;
             // SAFETY: both are live; whoever captured the graph keeps what it works on.
             let status = unsafe { (self.timing.cuGraphLaunch)(self.exec, stream.at) };
-            self.device.driver.check(status, "cuGraphLaunch")
+            self.device.check(status, "cuGraphLaunch")
         }
     }
 
     impl Drop for Graph {
         fn drop(&mut self) {
-            if let Ok(_inside) = Inside::enter(&self.device) {
+            if let Ok(_inside) = Inside::enter_any(&self.device) {
                 // SAFETY: instantiated once, destroyed once; the driver lets a launch that runs end first.
                 unsafe { (self.timing.cuGraphExecDestroy)(self.exec) };
             }
@@ -952,26 +1029,25 @@ mod timing {
             let _inside = Inside::enter(&self.device)?;
             // SAFETY: both are live.
             let status = unsafe { (self.timing.cuEventRecord)(self.at, stream.at) };
-            self.device.driver.check(status, "cuEventRecord")
+            self.device.check(status, "cuEventRecord")
         }
 
         /// Microseconds since another event; waits for this one.
         pub fn since(&self, begin: &Event) -> Result<f64> {
             let _inside = Inside::enter(&self.device)?;
-            let driver = self.device.driver;
             // SAFETY: a live event.
-            driver.check(unsafe { (self.timing.cuEventSynchronize)(self.at) }, "cuEventSynchronize")?;
+            self.device.check(unsafe { (self.timing.cuEventSynchronize)(self.at) }, "cuEventSynchronize")?;
             let mut ms = 0.0;
             // SAFETY: live events; the out-parameter is a local.
             let status = unsafe { (self.timing.cuEventElapsedTime)(&mut ms, begin.at, self.at) };
-            driver.check(status, "cuEventElapsedTime")?;
+            self.device.check(status, "cuEventElapsedTime")?;
             Ok(f64::from(ms) * 1e3)
         }
     }
 
     impl Drop for Event {
         fn drop(&mut self) {
-            if let Ok(_inside) = Inside::enter(&self.device) {
+            if let Ok(_inside) = Inside::enter_any(&self.device) {
                 // SAFETY: created once, destroyed once.
                 unsafe { (self.timing.cuEventDestroy_v2)(self.at) };
             }

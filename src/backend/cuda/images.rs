@@ -1,7 +1,10 @@
 //! Compiled kernels, as the build embedded them.
 
+use miniz_oxide::inflate::decompress_slice_iter_to_slice;
+
 use super::instances::{COLUMNS, Key, PTX};
 use crate::error::{Error, Result};
+use crate::memory::zeroed;
 
 /// One kernel for one architecture.
 #[derive(Debug)]
@@ -32,9 +35,10 @@ impl Image {
     pub fn cubin(&self) -> Result<Vec<u8>> {
         let broken = || Error::Internal(format!("the kernel image of {} is broken", self.key));
         let bytes = BYTES.get(self.begin..self.end).ok_or_else(broken)?;
-        let cubin = miniz_oxide::inflate::decompress_to_vec_with_limit(bytes, self.size).map_err(|_| broken())?;
+        let mut cubin = zeroed("the code of a kernel", self.size)?;
+        let inflated = decompress_slice_iter_to_slice(&mut cubin, std::iter::once(bytes), false, true);
         // PTX is a text that ends with a zero; NVRTC's does.
-        if cubin.len() == self.size { Ok(cubin) } else { Err(broken()) }
+        if inflated == Ok(self.size) { Ok(cubin) } else { Err(broken()) }
     }
 }
 

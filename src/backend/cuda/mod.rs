@@ -174,6 +174,10 @@ impl Backend for Cuda {
         BackendInfo { name: self.device.name.clone(), n_threads: 0, device: Some(self.device.ordinal) }
     }
 
+    fn check_alive(&self) -> Result<()> {
+        self.device.check_alive()
+    }
+
     fn aligned_launch(&self, slots: &SlotsConfig, pool: &PoolConfig, rows: i64, tokens: i64) -> Option<String> {
         decode::in_words(self, slots, pool, rows, tokens)
     }

@@ -229,13 +229,11 @@ static replayssm_lent good_lent(void) {
 }
 
 void descriptors(void) {
-  replayssm_context_desc grown = REPLAYSSM_INIT(replayssm_context_desc);
-  descriptor("replayssm_context_desc", &grown, sizeof grown, offsetof(replayssm_context_desc, log), true, false, with_context_desc);
+  DESCRIPTOR(replayssm_context_desc, REPLAYSSM_INIT(replayssm_context_desc), true, with_context_desc);
   DESCRIPTOR(replayssm_slots_desc, good_slots(), false, with_slots_desc);
   DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_pool_desc);
   DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_supports);
-  replayssm_lent lent = good_lent();
-  descriptor("replayssm_lent", &lent, sizeof lent, offsetof(replayssm_lent, layer_bases), false, false, with_lent);
+  DESCRIPTOR(replayssm_lent, good_lent(), false, with_lent);
   DESCRIPTOR(replayssm_batch, good_batch(), false, with_batch);
   DESCRIPTOR(replayssm_batch, good_batch(), false, with_commit_batch);
   DESCRIPTOR(replayssm_mamba2_args, good_args(), false, with_args);
@@ -244,8 +242,7 @@ void descriptors(void) {
   DESCRIPTOR(replayssm_delta_args, good_delta_args(), false, with_delta_args);
   DESCRIPTOR(replayssm_exec, REPLAYSSM_INIT(replayssm_exec), true, with_exec);
   DESCRIPTOR(replayssm_commit_args, REPLAYSSM_INIT(replayssm_commit_args), true, with_commit_args);
-  replayssm_list list = good_list();
-  descriptor("replayssm_list", &list, sizeof list, offsetof(replayssm_list, n_pools), false, false, with_list);
+  DESCRIPTOR(replayssm_list, good_list(), false, with_list);
   DESCRIPTOR(replayssm_flush_args, REPLAYSSM_INIT(replayssm_flush_args), true, with_flush_args);
   DESCRIPTOR(replayssm_copy_args, REPLAYSSM_INIT(replayssm_copy_args), true, with_copy_args);
   DESCRIPTOR(replayssm_snapshot_args, good_snapshot(), false, with_snapshot_args);
@@ -254,17 +251,15 @@ void descriptors(void) {
   OUT_DESCRIPTOR(replayssm_context_info, with_info);
   OUT_DESCRIPTOR(replayssm_report, with_report);
   OUT_DESCRIPTOR(replayssm_stats, with_stats);
-  replayssm_component component = REPLAYSSM_INIT(replayssm_component);
-  const size_t first = offsetof(replayssm_component, layer_bases);
-  descriptor("replayssm_component", &component, sizeof component, first, false, true, with_component);
-  descriptor("replayssm_component", &component, sizeof component, first, false, true, with_planned_component);
+  OUT_DESCRIPTOR(replayssm_component, with_component);
+  OUT_DESCRIPTOR(replayssm_component, with_planned_component);
   DESCRIPTOR(replayssm_slots_desc, good_slots(), false, with_planned_slots);
   DESCRIPTOR(replayssm_pool_desc, good_mamba(), false, with_planned_pool);
   DESCRIPTOR(replayssm_plan_args, REPLAYSSM_INIT(replayssm_plan_args), true, with_plan_args);
   OUT_DESCRIPTOR(replayssm_plan_info, with_plan_info);
   replayssm_list one = good_list();
   one.n = 1;
-  descriptor("replayssm_list", &one, sizeof one, offsetof(replayssm_list, n_pools), false, false, with_saved_list);
+  DESCRIPTOR(replayssm_list, one, false, with_saved_list);
   DESCRIPTOR(replayssm_restore_args, REPLAYSSM_INIT(replayssm_restore_args), true, with_restore_args);
 }
 
