@@ -73,7 +73,8 @@ if [ -n "$minimise" ]; then
   kept=fuzz/corpus/$minimise
   rm -rf "$out/minimised"
   mkdir -p "$out/minimised" "$out/found/$minimise"
-  fuzzer "$minimise" -merge=1 "$out/minimised" "$kept" "$out/found/$minimise" >"$out/log" 2>&1 || { tail -20 "$out/log"; exit 1; }
+  # Edges count, not how often they are taken.
+  fuzzer "$minimise" -set_cover_merge=1 -use_counters=0 "$out/minimised" "$kept" "$out/found/$minimise" >"$out/log" 2>&1 || { tail -20 "$out/log"; exit 1; }
   # What has a name was kept for a reason.
   find "$kept" -type f ! -name '*-*' -delete
   cp "$out"/minimised/* "$kept/"
@@ -83,8 +84,7 @@ fi
 
 # Runs one target; prints what is to be seen, and for a failure what failed and how to see it again.
 run() {
-  local target=$1 log=$out/$1.log found=$out/found/$1 name=$2 begin end status=0 line
-  mkdir -p "$found"
+  local target=$1 log=$out/$1.log name=$2 begin end status=0 line
   begin=$(date +%s%N)
   fuzzer "$target" "${@:3}" >"$log" 2>&1 || status=$?
   end=$(date +%s%N)
@@ -101,9 +101,17 @@ run() {
   return 1
 }
 
+# A short run begins with the kept inputs alone: those that were found may be thousands.
 one() {
-  run "$1" "$1_kept_inputs" -runs=0 "fuzz/corpus/$1" || return 1
-  [ "$seconds" = 0 ] || run "$1" "$1" -max_total_time="$seconds" "$out/found/$1" "fuzz/corpus/$1"
+  local new=$out/new/$1 from=("fuzz/corpus/$1") status=0
+  run "$1" "$1_kept_inputs" -runs=0 "${from[@]}" || return 1
+  [ "$seconds" != 0 ] || return 0
+  rm -rf "$new"
+  mkdir -p "$new" "$out/found/$1"
+  [ "$seconds" -lt 60 ] || from+=("$out/found/$1")
+  run "$1" "$1" -max_total_time="$seconds" "$new" "${from[@]}" || status=1
+  find "$new" -type f -exec mv -t "$out/found/$1" {} +
+  return $status
 }
 
 # Two at a time; what they print comes in order.

@@ -512,8 +512,14 @@ fn pools_have_slot_ids_of_their_own() {
         assert!(a.rewind_list(&all(0, [3, 6]), 2));
         alike(&mut rng, 3, (1, [2, 5]), (0, [3, 6]));
         // Another ring, and slots that are exchanged between the pools.
-        a.copy_of_lists(REPLAYSSM_COPY_FORK, &all(1, [2, 5]), &all(2, [5, 2]));
+        a.copy_of_lists(REPLAYSSM_COPY_FORK, &all(1, [2, 5]), &all(2, [5, 2]), None);
         alike(&mut rng, 3, (2, [5, 2]), (0, [3, 6]));
+        // Slots without rings: the list itself has no ids that count.
+        let position = a.cursor(2).position;
+        a.copy_of_lists(REPLAYSSM_COPY_STORE, &all(2, [5, 2]), &all(99, [1, 4]), None);
+        a.copy_of_lists(REPLAYSSM_COPY_STORED, &all(99, [1, 4]), &all(99, [4, 1]), None);
+        a.copy_of_lists(REPLAYSSM_COPY_LOAD, &all(99, [4, 1]), &all(1, [2, 5]), Some(position));
+        alike(&mut rng, 3, (1, [2, 5]), (0, [3, 6]));
         no_faults(&a);
     }
     replayssm_layers_destroy(b.pool);

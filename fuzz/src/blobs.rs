@@ -103,9 +103,9 @@ impl Case {
         if kind == REPLAYSSM_SAVE_STORED {
             assert!(saved == blob, "a stored slot is not what its blob says");
             let position = i64::from_le_bytes(blob[24..32].try_into().expect("8 bytes"));
-            for slot in [0, 1] {
-                rig.copy(REPLAYSSM_COPY_LOAD, (TARGET, TARGET), (slot, slot), Some(position));
-            }
+            // A fork rounds by the same seed; what is loaded, by that of its own ring.
+            rig.copy(REPLAYSSM_COPY_LOAD, (TARGET, TARGET), (0, 0), Some(position));
+            rig.copy(REPLAYSSM_COPY_FORK, (0, 0), (1, 1), None);
             self.go_on([0, 1], position, seed);
             for slot in [0, 1] {
                 assert_eq!(self.restore(slot, &self.blobs[0]), REPLAYSSM_OK, "{}", message());

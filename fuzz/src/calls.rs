@@ -1233,16 +1233,13 @@ impl World<'_> {
             let (list, at) = (self.descriptor(list), self.positions(n));
             let state = self.state(on, n, which == 0)?;
             let exec = self.exec();
-            match which {
+            if which == 0 {
                 // SAFETY: the arena's.
-                0 => {
-                    self.judge("replayssm_export", None, || unsafe { replayssm_export(handle, list, at, state, exec) })
-                }
+                self.judge("replayssm_export", None, || unsafe { replayssm_export(handle, list, at, state, exec) });
+            } else {
                 // SAFETY: the arena's.
-                _ => {
-                    self.judge("replayssm_import", slots, || unsafe { replayssm_import(handle, list, at, state, exec) })
-                }
-            };
+                self.judge("replayssm_import", slots, || unsafe { replayssm_import(handle, list, at, state, exec) });
+            }
             return Ok(());
         }
         let (handle, on) = self.slots();

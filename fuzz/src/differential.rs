@@ -168,6 +168,14 @@ impl Run {
         self.requests[i].since = 0;
     }
 
+    /// Checkpoints that a step has moved over committed tokens. The next may move them again, and round them again.
+    fn folded(&mut self, before: &mut [Stored]) {
+        for (i, before) in before.iter_mut().enumerate() {
+            let log = self.requests[i].log.clone();
+            *before = self.moved(i, before, &log);
+        }
+    }
+
     /// Rows of all requests: of one length, or each of its own.
     fn rows(&mut self, input: &mut Source, most: usize) -> Vec<Row> {
         let same = 1 + input.below(most);
@@ -187,17 +195,19 @@ impl Run {
 
     fn step(&mut self, input: &mut Source) {
         let how = input.byte();
-        let before: Vec<_> = (0..REQUESTS).map(|i| self.stored(i)).collect();
+        let mut before: Vec<_> = (0..REQUESTS).map(|i| self.stored(i)).collect();
         let most = self.rig.spec.t_max;
         if how & 3 == 3 {
             // Abandoned, perhaps between layers.
             let rows = self.rows(input, most);
             let last = if how & 4 == 0 { self.judge.layer } else { 0 };
             (0..=last).for_each(|layer| drop(self.rig.layer(layer, &rows, false, 0)));
+            self.folded(&mut before);
         }
         let rows = self.rows(input, most);
         if how & 8 != 0 {
             self.rig.step(&rows);
+            self.folded(&mut before);
         }
         let outputs = self.rig.step(&rows);
         for i in 0..REQUESTS {
@@ -430,6 +440,10 @@ pub fn run(data: &[u8]) {
     let mut input = Source::new(data);
     let spec = spec_of(&mut input);
     let packed = input.below(2) == 1;
+    // What a failure is about, where an input is run again.
+    if !std::env::args().any(|argument| argument.starts_with("-max_total_time")) {
+        println!("{spec:?}");
+    }
     let mut run = Run::new(spec, packed);
     for _ in 0..MOST_OPERATIONS {
         if input.is_empty() {

@@ -3,7 +3,7 @@
 pub mod blobs;
 pub mod calls;
 #[path = "../../tests/common/mod.rs"]
-pub mod common;
+mod common;
 pub mod differential;
-pub mod memory;
-pub mod source;
+mod memory;
+mod source;

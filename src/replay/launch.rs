@@ -617,6 +617,11 @@ impl PoolLists {
         }
     }
 
+    /// Whether there are ids that are no pool's: not where slots alone count and all pools have their own.
+    pub fn has_own_ids(&self) -> bool {
+        !(self.all_named && self.list.which == Which::Slots)
+    }
+
     /// A pool's list.
     pub fn of(&self, pool: &PoolView) -> List {
         match self.named.of(pool.index) {

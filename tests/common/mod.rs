@@ -679,8 +679,10 @@ impl Rig {
         self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &list(from), &list(to), &args, exec) });
     }
 
-    pub fn copy_of_lists(&self, kind: i32, from: &PoolList, to: &PoolList) {
-        let args = desc!(replayssm_copy_args { kind: kind });
+    pub fn copy_of_lists(&self, kind: i32, from: &PoolList, to: &PoolList, position: Option<i64>) {
+        let position = position.map(Box::new);
+        let position = position.as_ref().map_or(null(), |at| &raw const **at);
+        let args = desc!(replayssm_copy_args { kind: kind, position: position });
         // SAFETY: everything lives until the call returns.
         self.in_parts(|exec| unsafe { replayssm_copy(self.slots, &from.desc(), &to.desc(), &args, exec) });
     }

@@ -167,7 +167,7 @@ pub(in crate::backend) fn check_lists(
     name: &'static str,
     unique: bool,
 ) -> Result<()> {
-    if !(lists.all_named && lists.list.which == Which::Slots) {
+    if lists.has_own_ids() {
         check_list(slots, &lists.list, name, unique)?;
     }
     if !lists.named.is_empty() && lists.list.which == Which::Both {
@@ -190,7 +190,9 @@ pub(in crate::backend) fn check_copy(
 ) -> Result<()> {
     check_lists(slots, pools, from, "src", matches!(kind, CopyKind::Move | CopyKind::Swap))?;
     check_lists(slots, pools, to, "dst", true)?;
-    check_disjoint(&from.rings(), &to.rings())?;
+    if from.has_own_ids() && to.has_own_ids() {
+        check_disjoint(&from.rings(), &to.rings())?;
+    }
     if from.named.is_empty() && to.named.is_empty() {
         return Ok(());
     }
