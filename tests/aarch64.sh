@@ -136,7 +136,7 @@ echo "test aarch64 flush_to_zero ... $result"
 
 # Other crates are needed to build, not to be fast.
 quick=(--config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.package."*".debug=false')
-tests=(--lib --test exactness --test pairwise)
+tests=(--lib --test exactness)
 programs=$("$cargo" test --locked --quiet --no-run --target "$target" "${quick[@]}" "${tests[@]}" --message-format=json-render-diagnostics |
   python3 -c '
 import json, sys
@@ -144,13 +144,11 @@ for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:
         print(message["target"]["name"], message["executable"])')
 # Chosen to take a minute or two: the emulated processor is some twenty times slower. Of the library's own tests those of 2^32
-# patterns and of 15 million arguments stay out, which are about integers, or the same arithmetic again. Of the models that pair
-# options a quarter is in.
+# patterns and of 15 million arguments stay out, which are about integers, or the same arithmetic again.
 while read -r name program; do
   case $name in
     replayssm) chosen=(--skip split_is_lossless --skip sigmoid_is --skip softplus_is --skip expm1_is --skip log1p_is) ;;
     exactness) chosen=(golden_bytes instruction_sets extend_is_the_recurrence sixteen_bit) ;;
-    pairwise) chosen=(first_quarter) ;;
   esac
   RUSTC_BOOTSTRAP=1 run "$program" -Z unstable-options --report-time "${chosen[@]}"
 done <<<"$programs"

@@ -3,11 +3,11 @@
 # them. Needs no cargo-fuzz and no nightly compiler: the sanitizer and the coverage are those of the pinned one, libFuzzer comes with a crate
 # and is compiled by the C++ compiler.
 #
-#   tests/fuzz.sh                        every target, 15 seconds each after its kept inputs
+#   tests/fuzz.sh                        every target, 10 seconds each after its kept inputs
 #   tests/fuzz.sh SECONDS [TARGET...]    these targets (blobs, calls, differential), so many seconds each; 0: the kept inputs alone
 #   tests/fuzz.sh --minimise TARGET      makes the kept inputs those that are needed for the coverage of the kept and the found ones
 #
-#   REPLAYSSM_TEST_SEED=n   where chance begins, 1 by default; how far 15 seconds reach depends on the machine all the same
+#   REPLAYSSM_TEST_SEED=n   where chance begins, 1 by default; how far 10 seconds reach depends on the machine all the same
 #
 # Inputs that reach something new are added to build/fuzz/found/TARGET, those that fail to build/fuzz/failed; the kept ones are
 # fuzz/corpus/TARGET. Where it cannot be done, a line "skipped: fuzz: ..." says why, and the status is 0.
@@ -40,7 +40,7 @@ if [ "${1:-}" = --minimise ]; then
   minimise=${2:-}
   set -- 0 "$minimise"
 fi
-seconds=${1:-15}
+seconds=${1:-10}
 [[ $seconds =~ ^[0-9]+$ ]] || usage
 targets=("${@:2}")
 [ ${#targets[@]} != 0 ] || targets=("${all[@]}")

@@ -32,7 +32,7 @@ changed=$(sed -n 's/^+++ b\/src\/\(.*\)\.cpp$/\1/p' "$adapter/llama_cpp.patch")
 cp -r "$here/source/llama/src" "$here/llama/src"
 patch --quiet --strip=1 --directory="$here/llama" <"$adapter/llama_cpp.patch"
 printf '#pragma once\n#define LLAMA_VERSION "0"\n#define LLAMA_COMMIT "none"\n' >"$here/llama/llama-version.h"
-flags="-std=gnu++17 -O1 -pthread -w -D_GNU_SOURCE -D_XOPEN_SOURCE=600 -DGGML_SCHED_MAX_COPIES=4 -DGGML_USE_CPU -I$adapter -I$here/llama -I$here/source/include
+flags="-std=gnu++17 -O0 -pthread -w -D_GNU_SOURCE -D_XOPEN_SOURCE=600 -DGGML_SCHED_MAX_COPIES=4 -DGGML_USE_CPU -I$adapter -I$here/llama -I$here/source/include
   -I$here/source/src -I$here/source/llama/include"
 # stock/FILE, patched/FILE, or ggml/FILE: the list of backends, which ggml.sh leaves out
 compile() {

@@ -9,6 +9,61 @@ mkdir -p build
 
 count() { grep -cE "^test .* \.\.\. $1" "$log"; }
 
+# What one prints comes when it has ended: its tests, and all that failing ones printed; the log has the rest.
+parts=build/test-logs
+rm -rf "$parts" && mkdir -p "$parts"
+crashed=0 running=0 waiting=0
+
+# Runs a command, whose output and status lie under its name.
+one() {
+  local part=$parts/$1
+  shift
+  "$@" </dev/null >"$part" 2>&1
+  echo $? >"$part.ending" && mv "$part.ending" "$part.status"
+}
+
+tell() {
+  local part=$1 name=${1##*/} status
+  status=$(cat "$part.status")
+  rm "$part.status"
+  echo "     Ran $name"
+  cat "$part" >>"$log"
+  awk '/^(test |error)/ || failures { print } /^failures:$/ { failures = 1 }' "$part"
+  if [ "$status" != 0 ] && ! grep -qE '^test .* \.\.\. FAILED' "$part"; then
+    echo "ended with status $status, after:"
+    tail -20 "$part"
+    crashed=$((crashed + 1))
+  fi
+  case " $stages " in *" $name "*) waiting=$((waiting - 1)) ;; *) running=$((running - 1)) ;; esac
+}
+
+some_have_ended() {
+  local status found=
+  while [ -z "$found" ]; do
+    for status in "$parts"/*.status; do
+      [ ! -e "$status" ] || { tell "${status%.status}" && found=1; }
+    done
+    [ -n "$found" ] || sleep 0.2
+  done
+}
+
+# Two at a time, since many a program has work for one thread for long.
+run() {
+  while [ "$running" -ge 2 ]; do some_have_ended; done
+  running=$((running + 1))
+  one "$@" &
+}
+
+# Stages with builds of their own go on beside everything else, one after the other.
+stages="aarch64 fuzz tsan"
+for stage in $stages; do
+  waiting=$((waiting + 1))
+done
+{ for stage in $stages; do one "$stage" "tests/$stage.sh"; done; } &
+beside=$!
+# They end with this script.
+trap 'kill "$beside" 2>/dev/null' EXIT
+
 # Builds test programs, and prints them, one a line, as cargo lists what it has built.
 built() {
   "$cargo" test --locked --no-run --message-format=json-render-diagnostics "$@" | python3 -c '
@@ -23,57 +78,14 @@ programs=$(built) || exit 1
 bench=$(built --features bench --test bench) || exit 1
 programs+=$'\n'$bench
 
-# Two at a time, since many a program has work for one thread for long. What one prints comes when it has ended: its tests, and all that
-# failing ones printed; the log has the rest.
-crashed=0 running=0
-names=()
-parts=build/test-logs
-rm -rf "$parts" && mkdir -p "$parts"
-
-tell() {
-  local part=$1 status
-  status=$(cat "$part.status")
-  rm "$part.status"
-  echo "     Ran ${names[${part##*/}]}"
-  cat "$part" >>"$log"
-  awk '/^(test |error)/ || failures { print } /^failures:$/ { failures = 1 }' "$part"
-  if [ "$status" != 0 ] && ! grep -qE '^test .* \.\.\. FAILED' "$part"; then
-    echo "ended with status $status, after:"
-    tail -20 "$part"
-    crashed=$((crashed + 1))
-  fi
-}
-
-one_has_ended() {
-  local status
-  wait -n
-  running=$((running - 1))
-  for status in "$parts"/*.status; do
-    [ ! -e "$status" ] || tell "${status%.status}"
-  done
-}
-
-# Starts a command under a name.
-run() {
-  local part=$parts/${#names[@]}
-  [ "$running" -lt 2 ] || one_has_ended
-  names+=("$1")
-  shift
-  { "$@" </dev/null >"$part" 2>&1; echo $? >"$part.status"; } &
-  running=$((running + 1))
-}
-
 # The longest first.
 run "emulated" tests/emulated/run.sh
 while IFS= read -r program; do
   # The harness tells times only behind this switch. Everything is built by now, so it changes nothing that is tested.
   run "$(basename "$program")" env RUSTC_BOOTSTRAP=1 "$program" -Z unstable-options --report-time --show-output
 done <<<"$programs"
-run "aarch64" tests/aarch64.sh
-run "tsan" tests/tsan.sh
-run "fuzz" tests/fuzz.sh
 run "doc tests" "$cargo" test --locked --doc
-while [ "$running" -gt 0 ]; do one_has_ended; done
+while [ $((running + waiting)) -gt 0 ]; do some_have_ended; done
 
 echo
 echo "Skipped:"

@@ -679,9 +679,11 @@ impl World<'_> {
             kinds.unwrap_or_else(|| planned.iter().filter(|_| self.input.below(3) == 1).map(|c| c.kind).collect());
         let (mut list, mut blocks) = (Vec::new(), Vec::new());
         for kind in wanted {
-            let c = planned.iter().find(|c| c.kind == kind).copied();
-            let (bytes, n) =
-                c.map_or((64, n_slots), |c| (c.bytes as i64, if c.per_ring == 1 { n_rings } else { n_slots }));
+            let size = |kind: i32| {
+                let c = planned.iter().find(|c| c.kind == kind);
+                c.map_or((64, n_slots), |c| (c.bytes as i64, if c.per_ring == 1 { n_rings } else { n_slots }))
+            };
+            let (bytes, n) = size(kind);
             let dense = (bytes + 15) / 16 * 16;
             let slot = match self.input.byte() {
                 0..=159 => 0,
@@ -702,17 +704,19 @@ impl World<'_> {
                 240..=244 => i64::MAX - 63,
                 _ => i64::from(self.input.byte() as i8),
             };
-            let apart = if slot == 0 { dense } else { slot };
-            let between = if layer == 0 { apart.saturating_mul(n) } else { layer };
             let layers = i64::from(desc.n_layers);
             let one_by_one = self.input.below(4) == 3 && (1..=4).contains(&layers);
-            let axes = if one_by_one { vec![(n, apart)] } else { vec![(layers, between), (n, apart)] };
             let mut lent = desc!(replayssm_lent {
                 kind: self.number(kind),
                 layer_stride_bytes: if one_by_one { 0 } else { layer },
                 slot_stride_bytes: slot,
                 offset_bytes: offset,
             });
+            // It may have become another kind: memory is lent for what is said.
+            let (bytes, n) = size(lent.kind);
+            let apart = if slot == 0 { (bytes + 15) / 16 * 16 } else { slot };
+            let between = if layer == 0 { apart.saturating_mul(n) } else { layer };
+            let axes = if one_by_one { vec![(n, apart)] } else { vec![(layers, between), (n, apart)] };
             let mut room = |world: &mut Self| -> Fallible<*mut c_void> {
                 let Some((first, all)) = reach(&axes, bytes, 1)? else {
                     return Ok(world.arena.input(&[0; 64], 0).cast());
