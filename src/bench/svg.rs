@@ -128,7 +128,7 @@ pub struct Panel {
 const CURVES: &str = r#"    .curve { fill: none; stroke-width: 1.5; stroke-linejoin: round; }
     .fp32 { stroke: #cf222e; stroke-width: 3; }
     .full { stroke: #0969da; }
-    .high { stroke: #8250df; }
+    .high { stroke: #8250df; stroke-width: 2.5; }
     .bf16 { stroke: #bc4c00; }
     .f16 { stroke: #1a7f37; }
     .dashes { stroke-dasharray: 6 3; }
@@ -167,7 +167,7 @@ pub fn curves(title: &str, lines: &[String], rows: &[(&str, Vec<Panel>)], legend
     const LEFT: f64 = 72.0;
     const WIDTH: f64 = 200.0;
     const HEIGHT: f64 = 220.0;
-    const GAP: f64 = 20.0;
+    const GAP: f64 = 34.0;
     let points = |panels: &[Panel]| -> Vec<(f64, f64)> {
         panels.iter().flat_map(|panel| &panel.curves).flat_map(|curve| curve.points.iter().copied()).collect()
     };
