@@ -11,12 +11,13 @@ use replayssm::bench::accuracy::Truth;
 use replayssm::bench::api::PoolDesc;
 use replayssm::bench::config::{Config, Format, Io, Readout};
 use replayssm::bench::cycle::{Acceptance, Cycle, PHASES, Simulation};
+use replayssm::bench::drift::{self, KINDS, Kind, Run, Window};
 use replayssm::bench::floor::{self, Records};
 use replayssm::bench::generator::{Generator, SEED, decode, encode};
 use replayssm::bench::machine::Machine;
 use replayssm::bench::rig::{Check, InputSet, Rig, Way};
 use replayssm::bench::shape::{Family, MODELS, Shape, TINY, USUAL};
-use replayssm::bench::svg::{self, Bar};
+use replayssm::bench::svg::{self, Bar, Curve, Panel};
 use replayssm::bench::table::Table;
 use replayssm::replay::config::Schedule;
 use replayssm::replay::position::Rule;
@@ -159,6 +160,7 @@ fn records_are_those_of_the_rings() {
                     staggered: true,
                     format,
                     readout,
+                    stochastic: false,
                     io,
                     out: io,
                 };
@@ -216,6 +218,115 @@ fn a_check_fails_for_each_of_its_reasons() {
     ] {
         assert_eq!(check.failure().as_deref(), Some(sentence));
     }
+}
+
+// ---- Long runs ----
+
+/// A run of 100,000 tokens in windows of 1000, whose outputs and states have these errors, relative to a norm of 2.
+fn long_run(kind: Kind, error: f64, state: f64) -> Run {
+    let window = |n: usize| Window { end: 1000 * n, error: (2.0 * error) * (2.0 * error), norm: 4.0, state };
+    Run { kind, windows: (1..=100).map(window).collect() }
+}
+
+/// The kind with this name.
+fn kind(name: &str) -> Kind {
+    KINDS.into_iter().find(|kind| kind.to_string() == name).unwrap_or_else(|| panic!("no kind is {name}"))
+}
+
+#[test]
+fn windows_grow_up_to_a_hundredth_and_meet_tenths() {
+    let ends = drift::ends(100_000);
+    assert_eq!(ends[..4], [16, 18, 20, 22]);
+    assert!((1..=100).all(|n| ends.contains(&(n * 1000))));
+    assert!(ends.windows(2).all(|two| two[0] < two[1] && two[1] - two[0] <= 1000), "{ends:?}");
+    assert_eq!(drift::ends(100), (1..=100).collect::<Vec<_>>());
+}
+
+#[test]
+fn errors_of_windows_add_up_by_their_squares() {
+    let mut run = long_run(KINDS[0], 3e-3, 1e-6);
+    assert!((run.error(0, 100_000) - 3e-3).abs() < 1e-15);
+    // One of ten windows of the second tenth is ten times as bad: sqrt((9 + 100) / 10) of 3e-3.
+    run.windows[15].error *= 100.0;
+    assert!((run.tenth(2) - 10.9f64.sqrt() * 3e-3).abs() < 1e-15);
+    assert!((run.tenth(1) - 3e-3).abs() < 1e-15 && (run.tenth(10) - 3e-3).abs() < 1e-15);
+}
+
+/// Each rule about a run has a run that keeps to it by little, and one that does not.
+#[test]
+fn a_run_that_drifts_fails() {
+    let plain = long_run(KINDS[0], 1e-7, 2e-7);
+    let run = |name: &str, error| long_run(kind(name), error, 2e-7);
+    /// A run whose last tenth is so many times worse.
+    fn worse(mut run: Run, times: f64) -> Run {
+        run.windows.iter_mut().filter(|w| w.end > 90_000).for_each(|w| w.error *= times * times);
+        run
+    }
+    for right in [
+        plain.clone(),
+        run("SPLIT32 EXACT", 1e-7),
+        // Twice plain and 1e-6.
+        run("F32 FULL", 1.19e-6),
+        run("SPLIT32 FULL", 1.19e-6),
+        // A tenth is 625 views: 1 + 6 / 25.
+        worse(run("SPLIT32 HIGH", 1e-3), 1.23),
+        // At T 4 windows are 32: 1 + 6 / 17.7.
+        worse(run("SPLIT32 HIGH, T 4", 1e-3), 1.33),
+        // The same run ten times as fast: states are not full in its second tenth.
+        Run {
+            windows: worse(run("SPLIT32 HIGH", 1e-3), 2.0)
+                .windows
+                .iter()
+                .map(|w| Window { end: w.end / 11, ..*w })
+                .collect(),
+            ..run("SPLIT32 HIGH", 1e-3)
+        },
+        // Nothing is promised of 16-bit states but numbers.
+        worse(long_run(kind("BF16 HIGH"), 1e-3, 0.5), 9.0),
+        long_run(kind("plain F16, stochastic"), 1e-3, 0.5),
+    ] {
+        assert_eq!(right.failure(&plain), None, "{}", right.kind);
+    }
+    let one = |mut run: Run, change: fn(&mut Window)| {
+        change(&mut run.windows[95]);
+        run
+    };
+    for (wrong, sentence) in [
+        (
+            one(run("F32 FULL", 1e-7), |w| w.state = 2.1e-7),
+            "after 96000 tokens the state's error is 2.100e-7; expected 2.000e-7",
+        ),
+        (
+            one(run("SPLIT32 HIGH", 1e-3), |w| w.state *= 1.0 - f64::EPSILON),
+            "after 96000 tokens the state's error is 2.000e-7; expected 2.000e-7",
+        ),
+        (
+            one(run("SPLIT32 EXACT", 1e-7), |w| w.error *= 1.0 + f64::EPSILON),
+            "outputs of EXACT up to token 96000 are not the plain update's",
+        ),
+        (
+            run("F32 FULL", 1.21e-6),
+            "the last tenth's error is 1.21e-6; expected at most 1.20e-6, twice the plain update's and 1e-6",
+        ),
+        (
+            worse(run("SPLIT32 HIGH", 1e-3), 1.25),
+            "the last tenth's error is 1.25e-3; expected at most 1.24e-3, about that of the second tenth",
+        ),
+        (one(run("F16 FULL", 1e-3), |w| w.state = f64::INFINITY), "outputs or states are not finite"),
+        (one(run("SPLIT32 HIGH", 1e-3), |w| w.error = f64::NAN), "outputs or states are not finite"),
+    ] {
+        assert_eq!(wrong.failure(&plain).as_deref(), Some(sentence), "{}", wrong.kind);
+    }
+}
+
+#[test]
+fn points_of_curves_lie_at_the_logarithms_of_their_values() {
+    let curve = Curve { class: "high".into(), points: vec![(10.0, 1e-6), (100.0, 0.0), (1000.0, 1e-4)] };
+    let panel = Panel { title: "a < b".into(), curves: vec![curve] };
+    let text = svg::curves("t", &[], &[("outputs", vec![panel])], &[vec![("HIGH".into(), "high".into())]]);
+    // 200 by 220 from (72, 76): from corner to corner, and nothing where there is no logarithm.
+    assert!(text.contains(r#"points="72.0,296.0 272.0,76.0" class="curve high""#), "{text}");
+    assert!(text.contains("a &lt; b") && text.contains(">1e-5<") && text.contains(">1e3<") && text.contains(">HIGH<"));
 }
 
 // ---- Shapes, options, tables ----
@@ -344,6 +455,42 @@ fn plan_names_a_window_that_it_has_timed() {
 }
 
 #[test]
+fn drift_follows_all_kinds_of_all_families() {
+    let (text, json, svg) = succeed("drift", &["--tokens", "200"]);
+    assert!(text.contains("200 tokens, bf16 activations") && text.contains("Mamba-2 4x32x64 g2, A/256"), "{text}");
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n") && svg.contains("prefers-color-scheme: dark"));
+    let cases = json["result"]["cases"].as_array().expect("cases");
+    assert_eq!(cases.len(), 4);
+    // Of outputs eleven kinds are drawn, of states nine.
+    assert_eq!(svg.matches("<polyline").count(), 4 * (11 + 9));
+    for case in cases {
+        let runs = case["runs"].as_array().expect("runs");
+        assert_eq!(runs.len(), KINDS.len());
+        for (run, kind) in runs.iter().zip(KINDS) {
+            assert_eq!((&run["kind"], &run["failure"]), (&Value::from(kind.to_string()), &Value::Null));
+            let windows = run["windows_end_error_state"].as_array().expect("windows");
+            assert_eq!((windows.len(), &windows[99][0]), (100, &Value::from(200)));
+            // Errors have the size of what is rounded: fp32; bf16, by a half of 2^-8; f16, by a half of 2^-11. Of a long memory that is
+            // rounded at each token, 200 roundings stay.
+            let (error, state) = (positive(&run["error"], "the error"), positive(&run["state"], "the state's"));
+            let (least, most) = match (kind.format, kind.readout) {
+                (Format::F32 | Format::Split32, Readout::High) => (1e-5, 4e-3),
+                (Format::F32 | Format::Split32, _) => (1e-9, 2e-6),
+                (Format::Bf16, _) => (1e-4, 200.0 / 256.0),
+                (Format::F16, _) => (1e-5, 200.0 / 2048.0),
+            };
+            assert!(least < error && error < most, "{} {kind}: {error:.1e}", case["case"]);
+            let exact = kind.format.is_lossless();
+            assert!(
+                if exact { state < 2e-6 } else { least < state && state < most },
+                "{} {kind}: {state:.1e}",
+                case["case"]
+            );
+        }
+    }
+}
+
+#[test]
 fn dependent_launches_are_timed_on_a_gpu_alone() {
     let few = ["kernel", "--family", "mamba2", "--dims", "2,16,32,1", "--batch", "2", "--tokens", "1", "--format"];
     let output = bench(&[&few[..], &["split32", "--accuracy-tokens", "0", "--pdl", "--hidden", "64"]].concat());
@@ -382,6 +529,9 @@ fn wrong_options_are_named() {
             "--model is one-group-hybrid, whose layers are not known; expected --layers",
         ),
         (&["plan", "--tokens", "8", "--window", "4"], "--window is [4]; expected one of at least --tokens, 8"),
+        (&["drift", "--tokens", "250"], "invalid value '250' for '--tokens <N>': expected a multiple of 100 up to"),
+        (&["drift", "--family", "rwkv"], "invalid value 'rwkv' for '--family <NAME,..>': expected mamba2, gdn or kda"),
+        (&["drift", "--tokens", "100", "--family", "kda", "--svg", "/nowhere/x"], "--svg is /nowhere/x: "),
         (&["kernel", "--json", "/nowhere/x", "--accuracy-tokens", "0", "--batch", "1"], "--json is /nowhere/x: "),
     ] {
         let output = bench(arguments);

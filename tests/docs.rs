@@ -343,7 +343,7 @@ fn pictures_are_well_formed_and_their_text_is_text() {
     if !installed("python3") {
         return skipped("the pictures", "python3 is not installed");
     }
-    for picture in ["docs/step.svg", "docs/slot.svg"] {
+    for picture in ["docs/step.svg", "docs/slot.svg", "docs/drift.svg"] {
         let parse =
             "import sys, xml.dom.minidom as m; d = m.parse(sys.argv[1]); print(len(d.getElementsByTagName('text')))";
         let said = text(&succeed(Command::new("python3").args(["-c", parse]).arg(root().join(picture))));

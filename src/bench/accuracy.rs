@@ -64,8 +64,19 @@ impl Truth {
     fn run(&self, machine: &Machine, config: &Config, extend: bool) -> Result<Vec<f64>> {
         let Config { shape, tokens, window, format, readout, io, .. } = *config;
         let n = self.tokens.len();
-        let desc =
-            PoolDesc { shape, layers: 1, slots: 1, window, tokens, staggered: true, format, readout, io, out: Io::F32 };
+        let desc = PoolDesc {
+            shape,
+            layers: 1,
+            slots: 1,
+            window,
+            tokens,
+            staggered: true,
+            format,
+            readout,
+            stochastic: false,
+            io,
+            out: Io::F32,
+        };
         let (mut packed, mut gates, mut beta) = (Vec::new(), Vec::new(), Vec::new());
         // Behind the end, where the last step's drafts are, the first tokens come again.
         for token in self.tokens.iter().chain(self.tokens.iter().cycle().take(tokens)) {

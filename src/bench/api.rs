@@ -106,6 +106,8 @@ pub struct PoolDesc {
     pub format: Format,
     /// Of steps.
     pub readout: Readout,
+    /// 16-bit formats: whether checkpoints are rounded stochastically, by the rings' own seeds.
+    pub stochastic: bool,
     /// Of activations.
     pub io: Io,
     /// Of outputs.
@@ -129,6 +131,7 @@ impl PoolDesc {
             out: self.out.number(),
             format: self.format.number(),
             readout: self.readout.number(),
+            stochastic_rounding: self.stochastic.into(),
         });
         let [heads, rows, columns, groups] =
             [self.shape.heads, self.shape.rows, self.shape.columns, self.shape.groups].map(|n| n as i32);

@@ -35,6 +35,7 @@ pub fn measure(machine: &Machine, quick: bool) -> Result<Bookkeeping> {
         staggered: true,
         format: Format::Split32,
         readout: Readout::High,
+        stochastic: false,
         io: Io::Bf16,
         out: Io::Bf16,
     };

@@ -218,7 +218,7 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
             "batch": b.batch, "layers": b.layers, "commit_us": b.commit, "snapshot_us": b.snapshot, "kernel_us": b.kernel,
         })),
     });
-    table::write_json(common, &machine, &streams, "kernel", result)?;
+    table::write_json(common, &machine, Some(&streams), "kernel", result)?;
     // A page's worth of them: of many, a shape of each family, in the format and readout that the library takes by itself.
     let is_usual = |config: &Config| {
         let usual = (Format::Split32, Format::Split32.readout(config.io));

@@ -2,7 +2,8 @@
 //!
 //! It calls the library as an engine does ([`api`]), in model steps of many layers whose states leave the caches between steps ([`rig`]), over
 //! whole flush cycles ([`cycle`]), and compares times with the bytes that cannot be avoided ([`floor`]) at the speed of the machine's memory
-//! in the same process ([`streams`]). What is timed is checked against the plain update, and its outputs against fp64 ([`accuracy`]).
+//! in the same process ([`streams`]). What is timed is checked against the plain update, and its outputs against fp64 ([`accuracy`]; over
+//! long runs, [`drift`]).
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 pub mod accuracy;
@@ -10,6 +11,7 @@ pub mod api;
 pub mod bookkeeping;
 pub mod config;
 pub mod cycle;
+pub mod drift;
 pub mod floor;
 pub mod generator;
 pub mod kernel;
@@ -41,6 +43,7 @@ pub fn main() -> ExitCode {
         Command::Kernel(kernel) => kernel::run(&options.common, kernel),
         Command::Model(model) => model::run(&options.common, model),
         Command::Plan(plan) => plan::run(&options.common, plan),
+        Command::Drift(drift) => drift::run(&options.common, drift),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

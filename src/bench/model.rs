@@ -77,7 +77,7 @@ pub fn run(common: &Common, options: &ModelOptions) -> Result<bool> {
     bar.finish_and_clear();
     print(&rows);
     let all: Vec<_> = rows.iter().map(json_of).collect();
-    table::write_json(common, &machine, &streams, "model", json!({"rows": all}))?;
+    table::write_json(common, &machine, Some(&streams), "model", json!({"rows": all}))?;
     let bars: Vec<_> = rows.iter().map(bar_of).collect();
     table::write_svg(common, &machine, &streams, "Recurrent layers of models", &bars)?;
     Ok(rows.iter().all(|row| row.failure.is_none()))

@@ -33,6 +33,8 @@ pub enum Command {
     Model(ModelOptions),
     /// The window: bytes by window, times at several, and which is best here
     Plan(Plan),
+    /// Errors over long runs: outputs and states against fp64, by format, readout and rounding; times nothing
+    Drift(Drift),
 }
 
 /// Where to run.
@@ -224,6 +226,25 @@ pub struct Plan {
     /// Steps.
     #[command(flatten)]
     pub steps: Steps,
+}
+
+/// Options of `drift`.
+#[derive(Debug, Args)]
+pub struct Drift {
+    /// Tokens of each sequence, a multiple of 100; by default 100000
+    #[arg(long, value_name = "N", value_parser = hundreds)]
+    pub tokens: Option<usize>,
+    /// These families; by default mamba2, gdn and kda
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
+    pub family: Vec<Family>,
+    /// Dtype of activations: bf16, f16, f32
+    #[arg(long, default_value = "bf16")]
+    pub io: Io,
+}
+
+fn hundreds(text: &str) -> Result<usize> {
+    let number = text.parse().ok().filter(|n: &usize| (100..=100_000_000).contains(n) && n.is_multiple_of(100));
+    number.ok_or_else(|| "expected a multiple of 100 up to 100000000".to_owned())
 }
 
 fn hidden(text: &str) -> Result<usize> {

@@ -30,6 +30,11 @@ impl Oracle {
         Oracle { shape, a: wide(&generator.a), bias: wide(&generator.bias), state: vec![0.0; shape.state()] }
     }
 
+    /// [heads, rows, columns].
+    pub fn state(&self) -> &[f64] {
+        &self.state
+    }
+
     /// Takes a token in and appends its outputs, [heads, rows], without gate and skip.
     pub fn token(&mut self, token: &Token, out: &mut Vec<f64>) {
         if self.shape.family == Family::Mamba2 { self.mamba2(token, out) } else { self.delta(token, out) }

@@ -93,14 +93,25 @@ pub fn run(common: &Common, options: &Plan) -> Result<bool> {
             bar.inc(1);
         }
         let Config { shape, batch, tokens, window, format, readout, io, .. } = config;
-        let desc =
-            PoolDesc { shape, layers: 1, slots: batch, window, tokens, staggered: true, format, readout, io, out: io };
+        let desc = PoolDesc {
+            shape,
+            layers: 1,
+            slots: batch,
+            window,
+            tokens,
+            staggered: true,
+            format,
+            readout,
+            stochastic: false,
+            io,
+            out: io,
+        };
         measured.push(Group { rows, plain, library: desc.recommended_window(batch)? });
     }
     bar.finish_and_clear();
     print(&measured);
     let all: Vec<_> = measured.iter().map(json_of).collect();
-    table::write_json(common, &machine, &streams, "plan", json!({"groups": all}))?;
+    table::write_json(common, &machine, Some(&streams), "plan", json!({"groups": all}))?;
     let bars: Vec<_> = measured.iter().flat_map(bars_of).collect();
     table::write_svg(common, &machine, &streams, "Steps by window", &bars)?;
     Ok(true)

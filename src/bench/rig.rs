@@ -181,7 +181,19 @@ impl<'a> Rig<'a> {
     pub fn new(machine: &'a Machine, inputs: &'a InputSet, config: &Config, way: Way, layers: usize) -> Result<Self> {
         let Config { shape, batch, tokens, window, format, readout, io, .. } = *config;
         let staggered = way == Way::Staggered;
-        let desc = PoolDesc { shape, layers, slots: batch, window, tokens, staggered, format, readout, io, out: io };
+        let desc = PoolDesc {
+            shape,
+            layers,
+            slots: batch,
+            window,
+            tokens,
+            staggered,
+            format,
+            readout,
+            stochastic: false,
+            io,
+            out: io,
+        };
         let acceptance = Acceptance::of(tokens);
         let counts = |phase| machine.buffer_of_i32((0..batch).map(|row| acceptance.count(phase, row, staggered)));
         let rig = Rig {
@@ -315,6 +327,7 @@ impl<'a> Rig<'a> {
             staggered: false,
             format: Format::F32,
             readout: Readout::Exact,
+            stochastic: false,
             io: self.config.io,
             out: self.config.io,
         };

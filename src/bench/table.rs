@@ -70,10 +70,15 @@ pub fn rate(bytes: f64) -> String {
     if bytes >= 1e12 { format!("{:.2} TB/s", bytes / 1e12) } else { format!("{:.1} GB/s", bytes / 1e9) }
 }
 
-/// Where everything runs, and what its memory can do.
-pub fn print_machine(machine: &Machine, streams: &Streams) {
+/// Where everything runs.
+pub fn print_place(machine: &Machine) {
     println!("{}: {}", machine.name, machine.details);
     println!("lib{}", api::build_info());
+}
+
+/// Where everything runs, and what its memory can do.
+pub fn print_machine(machine: &Machine, streams: &Streams) {
+    print_place(machine);
     println!(
         "streams over {} MiB: read {}, read and write in place {} (both counted)\n",
         streams.bytes >> 20,
@@ -83,27 +88,40 @@ pub fn print_machine(machine: &Machine, streams: &Streams) {
 }
 
 /// Writes the file of `--json`, if there is to be one.
-pub fn write_json(common: &Common, machine: &Machine, streams: &Streams, command: &str, result: Value) -> Result<()> {
+pub fn write_json(
+    common: &Common,
+    machine: &Machine,
+    streams: Option<&Streams>,
+    command: &str,
+    result: Value,
+) -> Result<()> {
     let Some(path) = &common.json else { return Ok(()) };
+    let streams = streams.map(|streams| {
+        json!({"bytes": streams.bytes, "read_bytes_per_second": streams.read, "update_bytes_per_second": streams.update})
+    });
     let value = json!({
         "command": command,
         "quick": common.quick,
         "library": api::build_info(),
         "machine": {"backend": machine.backend(), "name": machine.name, "details": machine.details},
-        "streams": {"bytes": streams.bytes, "read_bytes_per_second": streams.read, "update_bytes_per_second": streams.update},
+        "streams": streams,
         "result": result,
     });
     std::fs::write(path, format!("{value:#}\n")).map_err(|why| format!("--json is {}: {why}", path.display()))
 }
 
-/// Writes the file of `--svg`, if there is to be one.
+/// Writes bars into the file of `--svg`, if there is to be one.
 pub fn write_svg(common: &Common, machine: &Machine, streams: &Streams, title: &str, bars: &[Bar]) -> Result<()> {
-    let Some(path) = &common.svg else { return Ok(()) };
     let lines = [
         format!("{}: {}", machine.name, machine.details),
         format!("read stream {}, read and write in place {}", rate(streams.read), rate(streams.update)),
         format!("libreplayssm {}", env!("CARGO_PKG_VERSION")),
     ];
-    let text = svg::drawing(title, &lines, bars);
-    std::fs::write(path, text).map_err(|why| format!("--svg is {}: {why}", path.display()))
+    write_drawing(common, &svg::drawing(title, &lines, bars))
+}
+
+/// Writes a drawing into the file of `--svg`, if there is to be one.
+pub fn write_drawing(common: &Common, drawing: &str) -> Result<()> {
+    let Some(path) = &common.svg else { return Ok(()) };
+    std::fs::write(path, drawing).map_err(|why| format!("--svg is {}: {why}", path.display()))
 }
