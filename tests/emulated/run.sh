@@ -76,6 +76,10 @@ while read -r name program; do
         chosen=(every_possible first_quarter third_quarter)
         echo "skipped: emulated pairs_of_options of two quarters because they take a minute"
         ;;
+      bench)
+        chosen=(--skip drift_follows)
+        echo "skipped: emulated drift_follows_all_kinds_of_all_families because it is long"
+        ;;
       delta_cases)
         chosen=(--skip case_23 --skip case_24)
         echo "skipped: emulated case_23 and case_24 of delta_cases because they are long"
