@@ -23,7 +23,7 @@ skip() {
 command -v "${CXX:-g++}" >/dev/null || skip "there is no C++ compiler"
 command -v make >/dev/null || skip "there is no make"
 
-names=${1:-across conv1d decode single life cases delta_cases checks lent pairwise position_model save faults engines bench}
+names=${1:-across conv1d decode single life cases delta_cases checks lent position_model save faults engines bench}
 # The program that measures has kernels of its own.
 bench=()
 case $names in *bench) bench=(--features bench) ;; esac
@@ -65,16 +65,12 @@ while read -r name program; do
   if [ $# -le 1 ]; then
     case $name in
       soak) export REPLAYSSM_SOAK=${REPLAYSSM_SOAK:-3000} ;;
-      across) chosen=(cuda_equals few_models) ;;
+      across) chosen=(cuda_equals_the_cpu_first cuda_equals_the_cpu_second cuda_equals_the_cpu_in few_models) ;;
       engines) chosen=(adapter) ;;
       cases)
         # 99 rows, six times.
         chosen=(--skip case_29)
         echo "skipped: emulated case_29_the_same_batch_of_99_rows_gives_one_hash because it takes a minute"
-        ;;
-      pairwise)
-        chosen=(every_possible first_quarter third_quarter)
-        echo "skipped: emulated pairs_of_options of two quarters because they take a minute"
         ;;
       bench)
         chosen=(--skip drift_follows)
