@@ -1200,6 +1200,7 @@ pub trait Backend: Send + Sync {
     fn check_alive(&self) -> Result<()> {
         Ok(())
     }
+
     /// Zeroed memory.
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>>;
     /// Copies bytes into memory of this backend that no work uses yet.
