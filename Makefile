@@ -45,6 +45,7 @@ CARGO_TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 LIB := $(CARGO_TARGET)/release/libreplayssm.so
 lib: $(LIB)
 $(LIB): Cargo.toml Cargo.lock build.rs rust-toolchain.toml $(shell find src build-support -name '*.rs') $(shell find cuda -type f) $(BUILD)/kernels-for | $(NVRTC)
+	@$(if $(filter off,$(REPLAYSSM_CUDA)),,echo 'The kernels for CUDA are compiled with the library; cargo says nothing meanwhile, for minutes. REPLAYSSM_CUDA=off leaves them out.')
 	$(CARGO) build --release --locked --lib --target-dir '$(CARGO_TARGET)'
 	@touch '$@'
 

@@ -805,7 +805,8 @@ typedef int32_t replayssm_copy_kind;
 #define REPLAYSSM_COPY_SWAP 2
 /* A checkpoint without a ring: the exact state of the source at a position. */
 #define REPLAYSSM_COPY_STORE 3
-/* A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left. */
+/* A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left. That has no seed: the target's
+ * ring gets the one that is made from its id, as by a reset with seed NULL. */
 #define REPLAYSSM_COPY_LOAD 4
 /* A checkpoint without a ring, from another. */
 #define REPLAYSSM_COPY_STORED 5

@@ -40,27 +40,22 @@ fn room<T>(what: &'static str, n: usize) -> Result<Vec<T>> {
 }
 
 thread_local! {
-    /// How often the reserve has served this thread in the call that it is in.
-    static SERVED: Cell<u32> = const { Cell::new(0) };
+    /// Whether the reserve has served this thread in the call that it is in. Without a destructor, it is there as long as the thread is.
+    static SERVED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A call begins.
 pub(crate) fn begin() {
-    let _ = SERVED.try_with(|served| served.set(0));
-}
-
-/// Whether the reserve has served this thread since the call began.
-pub(crate) fn is_short() -> bool {
-    SERVED.try_with(Cell::get).unwrap_or(0) != 0
+    SERVED.set(false);
 }
 
 /// Refuses if what a call has made lies in the reserve.
 pub(crate) fn check(what: &'static str) -> Result<()> {
-    if is_short() { Err(Error::OutOfMemory { what: what.into(), bytes: None }) } else { Ok(()) }
+    if SERVED.get() { Err(Error::OutOfMemory { what: what.into(), bytes: None }) } else { Ok(()) }
 }
 
 /// The reserve has served this thread.
 #[cfg(any(test, not(debug_assertions)))]
 pub(crate) fn note() {
-    let _ = SERVED.try_with(|served| served.set(served.get().saturating_add(1)));
+    SERVED.set(true);
 }

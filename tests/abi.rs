@@ -675,7 +675,7 @@ fn a_kept_interface_is_written_by_one_command_and_names_no_folder() {
         }
         println!("abi/{}", env!("CARGO_PKG_VERSION"));
     }
-    // What is kept is whole, and what comes behind the last one starts from it.
+    // What is kept is whole.
     for kept in kept_folders() {
         for (name, _) in &files {
             assert!(read(kept.join(name)).len() > 500, "{}/{name}", kept.display());

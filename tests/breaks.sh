@@ -98,6 +98,19 @@ a decoding kernel takes the rows of a head's first part for all~cuda/delta/decod
 a decoding kernel has tags of a head's first part for all~cuda/common/decode.cuh~s/j\.head->part \* s\.tiles/0/~--test decode few_parts
 a decoding kernel of Kimi Delta Attention takes fast decays for slow ones~cuda/delta/decode_kda.cuh~s/bits >> e & 1 \? t\.v\[h\]\[j\]\[e\] : -0\.0f/t.v[h][j][e]/~--test decode slow_and_fast_decays
 a decoding kernel of Kimi Delta Attention weighs records without the decays of later ones~cuda/delta/decode_kda.cuh~s/elapsed\[e\] = exists \? add_log\(elapsed\[e\], g\[e\]\) : elapsed\[e\];//~--test decode few_kda_of_split32
+a block a head folds one record fewer~cuda/mamba2/direct.cu~s/for \(; i < stop; i\+\+\)/for (; i + 1 < stop; i++)/~--test decode few_of_split32
+a block a head weighs a record without the decay of later ones~cuda/common/direct.cuh~s/fast_exp\(without \+ newer\)/fast_exp(0.0f * (without + newer))/~--test decode few_of_split32
+a block a head copies on behind the ring's end~cuda/common/direct.cuh~s/before = min\(n, rows - first\)/before = n/~--test decode few_late
+a block a head leaves the newest record out~cuda/common/direct.cuh~s/age < k\.held\);\n    if \(lane == 0\)/age + 1 < k.held);\n    if (lane == 0)/~--test decode few_of_split32
+a block a head has records for a tile that has folded them~cuda/common/direct.cuh~s/if \(from > 0\)/if (from > MAX_TOKENS * 100)/~--test decode tiles_that_stand
+a block a head believes any tag~cuda/common/direct.cuh~s/bool bad = lane < s\.tiles && /bool bad = false \&\& /~--test decode tags_that
+a block a head leaves the token's own weight out~cuda/mamba2/direct.cu~s/i \+ e <= t && t < len/i + e < t \&\& t < len/~--test decode few_of_split32
+a block a head does not decay between tokens of a step~cuda/mamba2/direct.cu~s/__fmul_rn\(decay_between\(i \+ e, t\), /__fmul_rn(1.0f, /~--test decode few_several_of_split32
+a block a head adds records of FULL as bfloat16~cuda/mamba2/direct.cu~s/PARTS = HIGH \? 2 : 3/PARTS = HIGH ? 2 : 1/~--test decode few_of_split32
+a block a head of a delta rule without beta~cuda/delta/direct.cu~s/k\.gates\[t\]\.x \* \(from_bf16\(v\) - y\)/(from_bf16(v) - y)/~--test decode few_gdn_of_split32
+a block a head of a delta rule forgets tokens before~cuda/delta/direct.cu~s/y = fma\(of\[i\], u\[i\], y\);/y = fma(0.0f, u[i], y);/~--test decode few_several_gdn
+a block a head of a delta rule folds u for v~cuda/delta/direct.cu~s/bring_half\(half, memory \+ d\.at_values, d\.value_stride, folded/bring_half(half, memory + d.at_others, 0, folded/~--test decode few_gdn_of_split32
+a block a head of a delta rule takes its first part's channels for all~cuda/delta/direct.cu~s/(VALUE_BYTES\)) \+ first \* VALUE_BYTES/$1/~--test decode few_parts
 a kernel of single tokens stores a record late~cuda/mamba2/single.cu~s/stop = progress\.stop;/stop = progress.stop > 1 ? progress.stop - 1 : 0;/~--test single few_of_mamba2
 a kernel of single tokens takes its record's gates from elsewhere~cuda/mamba2/single.cu~s/row_behind\(oldest, lane, p\.ring_rows\)/row_behind(oldest, lane + 1, p.ring_rows)/~--test single few_of_mamba2
 a kernel of single tokens skips a ring row~cuda/common/single.cuh~s/i32 row = first \+ i;/i32 row = first + i + (i > 1);/~--test single few_of_gdn
@@ -111,7 +124,7 @@ a blob without what is in front of a convolution's tag~src/replay/save.rs~s/olde
 a blob with what others left in the ring~src/replay/save.rs~s/blob::clear_records\(part, shape, /let _ = (\&part, shape, /~--test save equal_requests
 the first fold of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before: flush_before * 0, seed, generation, committed: 0 }/~--test save live_blob
 the seed of a blob is forgotten~src/replay/save.rs~s/Cursor \{ position, flush_before, seed, generation, committed: 0 \}/Cursor { position, flush_before, seed: seed ^ 1, generation, committed: 0 }/~--test save live_blob
-layers of a portable blob in another order~src/replay/save.rs~s/\(0\.\.pool\.config\.n_layers as i64\)\.map/(0..pool.config.n_layers as i64).rev().map/~--test save any_window
+layers of a portable blob in another order~src/replay/save.rs~s/(layers = \|pool: &PoolView\| )(0\.\.pool\.config\.n_layers as i64);/\1(\2).rev();/~--test save any_window
 a destroyed handle is the next one's~src/ffi/handles.rs~s/wrapping_add\(1\) & 0xFFFF_FFFF/wrapping_add(0) \& 0xFFFF_FFFF/~--test stress handles_that
 two threads count at once~src/backend/cpu/counters.rs~s/self\.tokens\.fetch_add\(tokens as u64, Relaxed\);/let n = self.tokens.load(Relaxed); std::thread::yield_now(); self.tokens.store(n + tokens as u64, Relaxed);/~--test stress threads_on
 a tag of a blob is believed~src/replay/blob.rs~s/if !valid \{/if !valid \&\& position < 0 {/~--test save cases_14
@@ -120,7 +133,7 @@ a rebind moves nothing~src/replay/slots.rs~s/view\.move_to\(site, table\);/let _
 a lent page without its offset~src/replay/slots.rs~s/base\.0\.checked_add\(l\.offset as usize\)/base.0.checked_add(l.offset as usize * 0)/~--test lent case_12
 layers that overlap around the end of a stride~src/replay/slots.rs~s/apart\.min\(stride - apart\) < bytes/apart < bytes/~--test lent overlap
 rings go by the slots of the list~src/replay/launch.rs~s/Which::Both if !self\.named\.is_empty\(\)/Which::Both if self.named.is_empty()/~--test life rings_go
-a plan without padding~src/replay/capacity.rs~s/list\.push\(c\.stride/list.push(c.bytes/~--test plan the_total
+a plan without padding~src/replay/capacity.rs~s/add\(bytes, c\.stride/add(bytes, c.bytes/~--test plan the_total
 a plan without counters~src/replay/capacity.rs~s/\(budget\.saturating_sub\(COUNTER_BYTES\) \/ each\)/(budget \/ each)/~--test plan case_19
 a kernel takes every layer for the first~cuda/common/batch.cuh~s/\(\(const i64 \*\)c\.base\)\[layer\]/((const i64 *)c.base)[0]/~--test lent anywhere
 a fold kernel takes in one token fewer~cuda/common/fold.cuh~s/w\.base \+ i >= w\.tag\[warp_of\(\)\]/w.base + i > w.tag[warp_of()]/~--test across few_models_of_gdn

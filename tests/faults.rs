@@ -19,8 +19,9 @@ use replayssm::ffi::*;
 #[global_allocator]
 static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
 
-/// CUDA_ERROR_OUT_OF_MEMORY, _NOT_SUPPORTED, which says nothing of the context, and _ILLEGAL_ADDRESS.
+/// CUDA_ERROR_OUT_OF_MEMORY, _INVALID_CONTEXT, _NOT_SUPPORTED, which says nothing of the context, and _ILLEGAL_ADDRESS.
 const OUT_OF_MEMORY: i32 = 2;
+const INVALID_CONTEXT: i32 = 201;
 const NOT_SUPPORTED: i32 = 801;
 const ILLEGAL_ADDRESS: i32 = 700;
 
@@ -294,6 +295,16 @@ fn a_lost_context_refuses_every_call_and_can_be_destroyed() {
         // A device that works again, with a context anew.
         self::calls(family).run();
     }
+    // Somebody has destroyed it, as entering it tells once.
+    let calls = calls(1);
+    driver.fail(0, INVALID_CONTEXT, false);
+    let mut stats = desc!(replayssm_stats {});
+    // SAFETY: the out-parameter is a local.
+    is_lost(unsafe { replayssm_stats_read(calls.rig.slots, &mut stats) });
+    assert!(driver.has_failed());
+    assert_eq!(replayssm_last_cuda_error(), INVALID_CONTEXT);
+    see_that_it_is_lost(calls);
+    assert_eq!(driver.live(), live);
     // A context that is lost already: created in vain.
     driver.fail(0, ILLEGAL_ADDRESS, true);
     create(1, || ()).expect_err("nothing works");

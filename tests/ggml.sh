@@ -23,7 +23,7 @@ if command -v flock >/dev/null; then flock 9; fi
 [ "$(uname -m)" = x86_64 ] || skip "its sources are listed here for x86-64 alone"
 
 # The instructions that engines build it with, where this processor has them.
-flags="-O2 -pthread -D_GNU_SOURCE -D_XOPEN_SOURCE=600 -DGGML_SCHED_MAX_COPIES=4 -w"
+flags="-O1 -pthread -D_GNU_SOURCE -D_XOPEN_SOURCE=600 -DGGML_SCHED_MAX_COPIES=4 -w"
 for flag in avx2 fma f16c bmi2; do
   if grep -qw "$flag" /proc/cpuinfo; then flags+=" -m$flag"; fi
 done

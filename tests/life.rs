@@ -9,6 +9,7 @@ use std::ptr::null;
 
 use common::{FAMILIES, Rig, Rng, Row, Spec, Token, assert_same_state, hash, heap, ids64, no_faults, ok};
 use replayssm::ffi::*;
+use replayssm::replay::position::default_seed;
 
 #[global_allocator]
 static HEAP: common::device::Heap = common::device::Heap::ON_CUDA;
@@ -318,7 +319,9 @@ fn a_prefix_is_cached_and_continued() {
                 position += accepted;
             }
             for block in 1..=3 {
+                rig.reset_with_seed(7, 0, 77);
                 rig.copy(REPLAYSSM_COPY_LOAD, (3 + block, 3 + block), (7, 7), Some(8 * block as i64));
+                assert_eq!(rig.cursor(7).seed, default_seed(7));
                 for (t, token) in tokens.iter().enumerate().skip(8 * block) {
                     assert_eq!(step(&rig, 7, std::slice::from_ref(token), 1)[0], outputs[t], "token {t}");
                 }

@@ -14,13 +14,26 @@ parts=build/test-logs
 rm -rf "$parts" && mkdir -p "$parts"
 crashed=0 running=0 waiting=0
 
-# Runs a command, whose output and status lie under its name.
+# Runs a command, whose output and status lie under its name. It leads a process group, so that it can be ended with all that it has started.
 one() {
   local part=$parts/$1
   shift
-  "$@" </dev/null >"$part" 2>&1
-  echo $? >"$part.ending" && mv "$part.ending" "$part.status"
+  setsid "$@" </dev/null >"$part" 2>&1 &
+  echo $! >"$part.group"
+  wait $!
+  echo $? >"$part.ending" && rm "$part.group" && mv "$part.ending" "$part.status"
 }
+
+# What still runs ends with this script: first the shells, which would go on to the next command.
+end() {
+  local shells group
+  shells=$(jobs -rp)
+  [ -z "$shells" ] || kill $shells
+  for group in "$parts"/*.group; do
+    [ ! -e "$group" ] || kill -- "-$(<"$group")" 2>/dev/null
+  done
+}
+trap end EXIT
 
 tell() {
   local part=$1 name=${1##*/} status
@@ -60,9 +73,6 @@ for stage in $stages; do
   waiting=$((waiting + 1))
 done
 { for stage in $stages; do one "$stage" "tests/$stage.sh"; done; } &
-beside=$!
-# They end with this script.
-trap 'kill "$beside" 2>/dev/null' EXIT
 
 # Builds test programs, and prints them, one a line, as cargo lists what it has built.
 built() {

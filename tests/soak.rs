@@ -586,7 +586,7 @@ fn states_equal_extend_alone_and_memory_is_flat() {
         "{operations} operations, {checked} states compared, in {:.1} s; bytes allocated {live} -> {live_now}, resident {size:?} -> {size_now:?}",
         start.elapsed().as_secs_f64()
     );
-    // The sentence of a failed call, and what the harness keeps of a line that was printed.
+    // What the harness keeps of a line that was printed.
     assert!(live_now - live <= 4096, "{} bytes more are allocated", live_now - live);
     // The allocator keeps freed blocks between live ones. What lives at once apart from pools is the parked blobs and the buffers of a step, twice
     // that where sizes alternate; the rest is rounding: an arena's top of 128 KiB for each thread.

@@ -38,7 +38,7 @@ TABLE
 [ "$(uname -m)" = x86_64 ] || skip "for x86-64 machines"
 [ -e "$(rustc --print target-libdir)/librustc-stable_rt.tsan.a" ] || skip "the compiler has no ThreadSanitizer"
 if [ ! -e "$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ]; then
-  timeout 120 rustup component add rust-src >>"$log" 2>&1 || skip "the compiler has no rust-src, and rustup cannot add it"
+  timeout --foreground 120 rustup component add rust-src >>"$log" 2>&1 || skip "the compiler has no rust-src, and rustup cannot add it"
 fi
 
 # ---- Builds the library, and what it needs, once for all; what comes of it is told by cargo ----
@@ -80,8 +80,8 @@ compile() {
     -L "dependency=$out/target/debug/deps" "$@"
 }
 
-# A program; 66 is what a finding ends it with.
-run() { TSAN_OPTIONS=exitcode=66 REPLAYSSM_TEST_ROUNDS=3 timeout --kill-after=10 300 "$@" </dev/null; }
+# A program, in this script's process group; 66 is what a finding ends it with.
+run() { TSAN_OPTIONS=exitcode=66 REPLAYSSM_TEST_ROUNDS=3 timeout --foreground --kill-after=10 300 "$@" </dev/null; }
 
 # Two threads count without an atomic, and neither ends before the other has: of a thread that has ended, not all is remembered.
 cat >"$out/race.rs" <<'RUST'

@@ -19,7 +19,7 @@
 // fold, which is late by up to two plans. A ring has space for a step beside all that may be folded (its rows: window, kept tokens, tokens of
 // a step), so that folders find their records in the ring until the launch ends; a checkpoint is written once its bytes have come here.
 #pragma once
-#include "block.cuh"
+#include "products.cuh"
 
 namespace decode {
 
@@ -51,7 +51,7 @@ enum : i32 {
 enum : i32 { ITEMS = INSTANCE_SINGLE ? ITEMS_OF_SINGLE : ITEMS_OF_SEVERAL };
 
 // Tiles that are read at a time in steps of several tokens: as many as there are registers for, which of FULL the family says.
-enum : i32 { SEVERAL_TILES = !INSTANCE_HIGH ? FULL_TILES : __CUDA_ARCH__ >= 1200 ? 2 : 4 };
+enum : i32 { SEVERAL_TILES = !INSTANCE_HIGH ? FULL_TILES : __CUDA_ARCH__ >= 1200 ? (INSTANCE_KDA ? 1 : 2) : 4 };
 
 // Copies of the token of a step of one.
 enum : i32 { SINGLE_COPIES = 2 };
@@ -289,13 +289,6 @@ DEVICE float *own_at(const Pipeline &s, const Job &j) { return decays_at(s, j) +
 DEVICE float *weights_at(const Pipeline &s, const Job &j) { return own_at(s, j) + s.columns * MAX_TOKENS; }
 // With the keys: products of records and tokens [column][record].
 DEVICE float *products_at(const Pipeline &s, const Job &j) { return (float *)(j.keys + s.at_products); }
-// What 16 rows bring to eight columns, as the right operand of products of tensor cores: a lane's share. Of bfloat16 values, PARTS bfloat16 parts;
-// of fp32 values two parts as tf32 takes them.
-template <bool IS_F32, i32 PARTS>
-struct Brought {
-  u32 part[PARTS][IS_F32 ? 4 : 2];
-};
-
 // A consumer's own: sums, [column][channel].
 DEVICE float *sums_at(const Pipeline &s) { return (float *)(shared_memory + s.at_sums) + (warp_of() - services_of(s)) * s.sum_columns * s.sums; }
 
@@ -304,17 +297,6 @@ DEVICE i32 items_of_block(const Pipeline &s) { return (i32)((s.n_items - blockId
 
 // a / b of numbers that are not negative, which mostly fit 32 bits: a division of 64 bits is a few hundred cycles.
 DEVICE i64 quotient(i64 a, i32 b) { return (u64)a >> 32 == 0 ? (i64)((u32)a / (u32)b) : a / b; }
-
-// e^x, close to the last bits; for weights, which promise bounds.
-DEVICE float fast_exp(float x) { return ptx_exp2(__fmul_rn(x, 1.44269504f)); }
-
-DEVICE float fast_silu(float x) { return x == from_bits(0xFF800000u) ? 0.0f : __fmul_rn(x, ptx_reciprocal(__fadd_rn(1.0f, fast_exp(-x)))); }
-
-DEVICE float pair_low(u32 pair) { return from_bits(pair << 16); }
-DEVICE float pair_high(u32 pair) { return from_bits(pair & 0xFFFF0000u); }
-
-// The upper halves of two words.
-DEVICE u32 upper_halves(u32 low, u32 high) { return __byte_perm(low, high, 0x7632); }
 
 // ---- The planner ----
 
@@ -546,18 +528,6 @@ DEVICE void multiply(const char *low, const char *high, const uint4 (&column)[BL
   for (i32 i = 0; i < 4; i++) out[i] = even[i] + odd[i];
 }
 
-// A warp's sums of what lanes from its own on have, and of what those behind it have.
-DEVICE void sum_later(float mine, float &with, float &without) {
-  with = mine;
-#pragma unroll
-  for (i32 step = 1; step < WARP; step *= 2) {
-    float later = __shfl_down_sync(0xFFFFFFFFu, with, step);
-    if (lane_index() + step < WARP) with += later;
-  }
-  without = __shfl_down_sync(0xFFFFFFFFu, with, 1);
-  if (lane_index() == WARP - 1) without = 0.0f;
-}
-
 // Products of an item's records and tokens with eight columns, which begin at products. column: the lane's own eight values of that which it
 // has.
 DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, float *to, i32 n_columns) {
@@ -718,23 +688,6 @@ DEVICE void multiply_full(i32 rows, const char *plane, i32 row, const char *colu
   for (i32 i = 0; i < 4; i++) out[i] = (upper[0][i] + upper[1][i]) + (lower[0][i] + lower[1][i]);
 }
 
-// Two numbers as half of a share: those of records next to each other, or four apart where values are fp32.
-template <bool IS_F32, i32 PARTS>
-DEVICE void set_half(Brought<IS_F32, PARTS> &r, i32 half, float a, float b) {
-#pragma unroll
-  for (i32 p = 0; p < PARTS; p++) {
-    constexpr u32 MASK = IS_F32 ? 0xFFFFE000u : 0xFFFF0000u;
-    if (IS_F32) {
-      r.part[p][2 * half] = p + 1 < PARTS ? bits_of(a) & MASK : bits_of(a);
-      r.part[p][2 * half + 1] = p + 1 < PARTS ? bits_of(b) & MASK : bits_of(b);
-    } else {
-      r.part[p][half] = upper_halves(bits_of(a), bits_of(b));
-    }
-    a = a - from_bits(bits_of(a) & MASK);
-    b = b - from_bits(bits_of(b) & MASK);
-  }
-}
-
 // Of records [first, first + 16), of which those in [from, n) count.
 template <class Family, bool IS_F32, i32 PARTS>
 DEVICE Brought<IS_F32, PARTS> brought_by_records(const Pipeline &s, const Job &job, i32 pass, i32 first, i32 from, i32 n, Lane lane) {
@@ -854,16 +807,6 @@ DEVICE Folds folds_of_tile(const typename Family::Params &params, const Job &job
   i64 tag = ((const i64 *)own_part(state.tags, job.item->slot))[(i64)job.number * state.tiles + first_tile(params.pipeline, job) + tile];
   return Folds{(i32)(tag - job.item->position + job.item->records),
                (i32)folds_of(params.family.slots, job.item->position, tag, job.item->len, job.item->flush_before, job.item->flush)};
-}
-
-// Outputs of two neighbouring channels.
-DEVICE void put_pair(i32 dtype, char *to, float first, float second) {
-  if (dtype == BF16 && (u64)to % 4 == 0) {
-    *(u32 *)to = to_bf16(first) | (u32)to_bf16(second) << 16;
-  } else {
-    store_one(to, dtype, first);
-    store_one(to + size_of(dtype), dtype, second);
-  }
 }
 
 // Of four tiles' sums, each over a quad, lane.quad keeps those of its tile. N: of a tile.

@@ -59,9 +59,6 @@ DEVICE float ptx_reciprocal(float x) {
   return y;
 }
 
-// ---- From sm_90 on: barriers in shared memory, and copies to it that arrive at them ----
-#if __CUDA_ARCH__ >= 900
-
 // An address in shared memory.
 typedef u32 SharedAt;
 
@@ -71,6 +68,25 @@ DEVICE SharedAt ptx_shared(const void *at) {
   asm volatile("" : "+r"(x));
   return x;
 }
+
+// Copies four, eight or sixteen aligned bytes to shared memory.
+DEVICE void ptx_copy4(SharedAt to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+DEVICE void ptx_copy8(SharedAt to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
+DEVICE void ptx_copy16(SharedAt to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Waits for this thread's copies.
+DEVICE void ptx_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// ---- From sm_90 on: barriers in shared memory, and copies to it that arrive at them ----
+#if __CUDA_ARCH__ >= 900
 
 // A barrier whose phases end when count arrivals have come and all announced bytes.
 DEVICE void ptx_barrier_init(SharedAt barrier, u32 count) {
@@ -120,15 +136,6 @@ DEVICE void ptx_bulk_copy(SharedAt to, const void *from, u32 bytes, SharedAt bar
 // The same to L2 alone.
 DEVICE void ptx_bulk_prefetch(const void *from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
-// Copies four (eight) aligned bytes to shared memory.
-DEVICE void ptx_copy4(SharedAt to, const void *from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-DEVICE void ptx_copy8(SharedAt to, const void *from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Arrives at a barrier once this thread's small copies have; it is one of the barrier's count.

@@ -332,12 +332,13 @@ DEVICE float of_state(float x) {
   return HAS_NANS ? canonical(x) : x;
 }
 
-// Stores a tile. Of bfloat16 it becomes what was stored. HAS_NANS: whether there can be any, which are to become canonical.
+// Stores a tile that begins at an address, which is looked up when it is needed, as the number of channels is. Of bfloat16 it becomes what was
+// stored. HAS_NANS: whether there can be any, which are to become canonical.
 template <i32 FORMAT, bool HAS_NANS>
-DEVICE void store(Cells &t, const State &s, const Kept &kept) {
+DEVICE void store(Cells &t, const State &s, char *const &tile_at, const i32 &channels) {
   Lane4 lane = lane4_of();
-  if (warp_of() * TILE + lane.row >= kept.channels) return;
-  char *at = kept.tile_at[warp_of()] + (lane.row * COLUMNS + lane.column) * (FORMAT == FORMAT_F32 ? 4 : 2);
+  if (warp_of() * TILE + lane.row >= channels) return;
+  char *at = tile_at + (lane.row * COLUMNS + lane.column) * (FORMAT == FORMAT_F32 ? 4 : 2);
   char *low = at + (i64)s.rows * COLUMNS * 2;
 #pragma unroll
   for (i32 r = 0; r < ROWS; r++)
@@ -366,6 +367,11 @@ DEVICE void store(Cells &t, const State &s, const Kept &kept) {
         if (FORMAT == FORMAT_SPLIT32) *(uint2 *)(low + (r * COLUMNS + j * BLOCK) * 2) = make_uint2(second[0], second[1]);
       }
     }
+}
+
+template <i32 FORMAT, bool HAS_NANS>
+DEVICE void store(Cells &t, const State &s, const Kept &kept) {
+  store<FORMAT, HAS_NANS>(t, s, kept.tile_at[warp_of()], kept.channels);
 }
 
 // The same, with a sum that all of the lane's elements are in: a NaN among those would have made it one. Looking at each is a third of what

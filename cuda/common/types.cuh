@@ -271,6 +271,37 @@ struct Pipeline {
   i32 tiles;
 };
 
+// What lies where in a block's shared memory in steps of a few tokens where each head has a block of its own (direct.cuh). Offsets, sizes and strides
+// in bytes.
+struct Direct {
+  // Rows of keys: of a ring, and the step's tokens behind them; a multiple of 16.
+  i32 rows;
+  // Columns of products, and floats of one.
+  i32 columns;
+  i32 product_stride;
+  // Whether all rows of a ring are brought, before it is known which hold history.
+  i32 brings_all;
+  i32 value_stride;
+  i32 other_stride;
+  i32 at_values;
+  i32 at_queries;
+  i32 at_others;
+  i32 at_gates;
+  i32 at_weights;
+  i32 at_factors;
+  i32 at_products;
+  i32 at_brought;
+  i32 at_sums;
+  // Of delta rules.
+  i32 at_norms;
+  i32 at_own;
+};
+
+struct Mamba2DirectParams {
+  Mamba2Params family;
+  Direct direct;
+};
+
 struct Mamba2DecodeParams {
   Mamba2Params family;
   Pipeline pipeline;
@@ -311,6 +342,11 @@ struct DeltaParams {
   float scale;
   float eps;
   float lower_bound;
+};
+
+struct DeltaDirectParams {
+  DeltaParams family;
+  Direct direct;
 };
 
 struct DeltaDecodeParams {

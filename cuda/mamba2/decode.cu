@@ -6,8 +6,8 @@
 //
 // INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL. INSTANCE_SINGLE: whether steps have one token.
 
-// Tiles that FULL reads at a time.
-#define FULL_TILES (INSTANCE_FORMAT == FORMAT_F32 ? 4 : 2)
+// Tiles that FULL reads at a time: with more of them it needs more registers than there are on later architectures.
+#define FULL_TILES (__CUDA_ARCH__ >= 1000 ? 1 : INSTANCE_FORMAT == FORMAT_F32 ? 4 : 2)
 #include "../common/decode.cuh"
 
 namespace decode {

@@ -275,9 +275,7 @@ impl World<'_> {
         let dense = [row, token, inner];
         match self.input.byte() {
             0..=119 => dense,
-            120..=159 => [row.saturating_mul(2), token + 1, inner]
-                .map(|s| s.saturating_add(0))
-                .map(|s| s + i64::from(s == token + 1)),
+            120..=159 => [row.saturating_mul(2), token.saturating_add(2), inner],
             160..=179 if !out => [0, token, inner],
             180..=199 if !out => [row, token, 0],
             160..=209 => [-row, -token, inner],
@@ -384,6 +382,11 @@ impl World<'_> {
         let handle = self.pools.get(i).map_or(null_mut(), |p| p.handle);
         let handle = if self.input.byte() > 247 { self.wrong(handle as usize) } else { handle };
         (handle, self.pools.iter().position(|p| p.is_alive && p.handle == handle))
+    }
+
+    /// Slots and rings of a handle; some, if it stands for nothing.
+    fn counts(&self, slots: Option<usize>) -> (usize, usize) {
+        slots.map_or((4, 4), |i| (self.slots[i].n_slots, self.slots[i].n_rings))
     }
 
     fn exec(&mut self) -> *const replayssm_exec {
@@ -570,11 +573,15 @@ impl World<'_> {
                 struct_size: size_of::<replayssm_slots_desc>() as u32,
                 ..unsafe { place.read() }
             };
-            let t_max = if desc.max_step_tokens == 0 { 1 } else { desc.max_step_tokens };
-            let n_slots = desc.n_slots as usize;
-            let n_rings = if desc.n_rings == 0 { n_slots } else { desc.n_rings as usize };
-            self.slots.push(Slots { handle: out, is_alive: true, desc, n_slots, n_rings, t_max: t_max.into() });
+            self.add_slots(out, desc);
         }
+    }
+
+    fn add_slots(&mut self, handle: *mut replayssm_slots, desc: replayssm_slots_desc) {
+        let t_max = if desc.max_step_tokens == 0 { 1 } else { desc.max_step_tokens };
+        let n_slots = desc.n_slots as usize;
+        let n_rings = if desc.n_rings == 0 { n_slots } else { desc.n_rings as usize };
+        self.slots.push(Slots { handle, is_alive: true, desc, n_slots, n_rings, t_max: t_max.into() });
     }
 
     /// A pool that can be had, and its sections.
@@ -661,12 +668,16 @@ impl World<'_> {
         d
     }
 
+    fn odd_pool(&mut self) -> replayssm_pool_desc {
+        let (d, sections) = self.odd_pool_desc();
+        self.with_sections(d, &sections)
+    }
+
     /// Memory for some of the components that a pool will have.
     fn lend(
         &mut self,
         slots: &replayssm_slots_desc,
         desc: &replayssm_pool_desc,
-        kinds: Option<Vec<i32>>,
     ) -> Fallible<(Vec<replayssm_lent>, Vec<Block>)> {
         let mut planned = vec![desc!(replayssm_component {}); 8];
         let mut n = 0;
@@ -675,8 +686,7 @@ impl World<'_> {
         planned.truncate(if status == REPLAYSSM_OK { n as usize } else { 0 });
         let (n_slots, n_rings) =
             (i64::from(slots.n_slots), i64::from(if slots.n_rings == 0 { slots.n_slots } else { slots.n_rings }));
-        let wanted =
-            kinds.unwrap_or_else(|| planned.iter().filter(|_| self.input.below(3) == 1).map(|c| c.kind).collect());
+        let wanted: Vec<i32> = planned.iter().filter(|_| self.input.below(3) == 1).map(|c| c.kind).collect();
         let (mut list, mut blocks) = (Vec::new(), Vec::new());
         for kind in wanted {
             let size = |kind: i32| {
@@ -754,7 +764,7 @@ impl World<'_> {
         if !fits(&of, &[d]) {
             return Ok(());
         }
-        let (lent, blocks) = if self.input.below(3) == 2 { self.lend(&of, &d, None)? } else { (vec![], vec![]) };
+        let (lent, blocks) = if self.input.below(3) == 2 { self.lend(&of, &d)? } else { (vec![], vec![]) };
         let n_lent = lent.len() as i32;
         let list = if lent.is_empty() { null() } else { self.array(&lent, false) };
         let n_lent = if n_lent == 0 { self.input.of(&[0, 0, 0, 0, 0, -1, 17, i32::MAX]) } else { n_lent };
@@ -801,7 +811,7 @@ impl World<'_> {
         let sections = self.pools[i].sections.clone();
         let desc = self.pools[i].desc;
         let desc = self.with_sections(desc, &sections);
-        let (lent, blocks) = if owned { (vec![], vec![]) } else { self.lend(&slots, &desc, None)? };
+        let (lent, blocks) = if owned { (vec![], vec![]) } else { self.lend(&slots, &desc)? };
         let list = if lent.is_empty() { null() } else { self.array(&lent, true) };
         // SAFETY: the arena's, and the pool's from now on.
         if self.judge_alone("replayssm_layers_rebind", || unsafe {
@@ -846,8 +856,7 @@ impl World<'_> {
             }
             1 => {
                 let context = self.context();
-                let (d, sections) = self.odd_pool_desc();
-                let d = self.with_sections(d, &sections);
+                let d = self.odd_pool();
                 let d = self.descriptor(d);
                 let tokens = self.number(1);
                 // SAFETY: the arena's.
@@ -856,12 +865,7 @@ impl World<'_> {
             2 | 3 => {
                 let slots = self.odd_slots_desc();
                 let slots = self.descriptor(slots);
-                let pools: Vec<_> = (0..self.input.below(3))
-                    .map(|_| {
-                        let (d, sections) = self.odd_pool_desc();
-                        self.with_sections(d, &sections)
-                    })
-                    .collect();
+                let pools: Vec<_> = (0..self.input.below(3)).map(|_| self.odd_pool()).collect();
                 let n = pools.len() as i32;
                 let list = if n == 0 { null() } else { self.array(&pools, false) };
                 let n = if n == 0 { self.input.of(&[0, 0, 0, -1, 4097]) } else { n };
@@ -878,16 +882,13 @@ impl World<'_> {
                 self.judge("replayssm_plan", None, || unsafe { replayssm_plan(slots, list, n, args, out) });
             }
             4 | 5 => {
-                let capacity = self.input.below(12) as i32;
                 let mut n = -7;
-                let capacity = if capacity == 11 { -1 } else { capacity };
-                let one = desc!(replayssm_component {});
+                let capacity = self.input.of(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, -1]);
                 let size = size_of::<replayssm_component>() + self.input.of(&[0usize, 0, 8, 64]);
                 let mut bytes = vec![0xAA; size * capacity.max(0) as usize];
                 if let Some(first) = bytes.get_mut(..4) {
                     first.copy_from_slice(&(size as u32).to_le_bytes());
                 }
-                let _ = one;
                 let out = if bytes.is_empty() { null_mut() } else { self.arena.both(&bytes, 0).cast() };
                 let count = if self.input.byte() > 250 { null_mut() } else { &raw mut n };
                 if self.input.below(2) == 0 {
@@ -899,8 +900,7 @@ impl World<'_> {
                 } else {
                     let slots = self.odd_slots_desc();
                     let slots = self.descriptor(slots);
-                    let (d, sections) = self.odd_pool_desc();
-                    let d = self.with_sections(d, &sections);
+                    let d = self.odd_pool();
                     let d = self.descriptor(d);
                     // SAFETY: as above.
                     self.judge("replayssm_plan_components", None, || unsafe {
@@ -949,8 +949,8 @@ impl World<'_> {
             });
         } else {
             let n = self.input.below(5);
-            let most = on.map_or(4, |i| self.slots[i].n_slots);
-            let ids: Vec<i32> = (0..n).map(|_| self.id(most) as i32).collect();
+            let (n_slots, _) = self.counts(on);
+            let ids: Vec<i32> = (0..n).map(|_| self.id(n_slots) as i32).collect();
             let ids = self.array(&ids, n == 0);
             let n = if self.input.byte() > 250 { -1 } else { n as i32 };
             // SAFETY: the arena's.
@@ -962,8 +962,8 @@ impl World<'_> {
 
     /// A batch, and the extents of its tensors.
     fn batch(&mut self, on: Option<usize>, extend: bool) -> Fallible<(replayssm_batch, i64, i64)> {
-        let (n_slots, n_rings, t_max) =
-            on.map_or((4, 4, 2), |i| (self.slots[i].n_slots, self.slots[i].n_rings, self.slots[i].t_max));
+        let (n_slots, n_rings) = self.counts(on);
+        let t_max = on.map_or(2, |i| self.slots[i].t_max);
         let usual = self.input.below(5) as i32;
         let n_rows = self.number(usual);
         let n = i64::from(n_rows);
@@ -1143,7 +1143,7 @@ impl World<'_> {
     // ---- Lists ----
 
     fn list(&mut self, on: Option<usize>, of_pools: bool) -> Fallible<(replayssm_list, usize)> {
-        let (n_slots, n_rings) = on.map_or((4, 4), |i| (self.slots[i].n_slots, self.slots[i].n_rings));
+        let (n_slots, n_rings) = self.counts(on);
         let usual = self.input.below(4) as i32;
         let n = self.number(usual);
         let place = self.input.of(&[REPLAYSSM_WHERE_DEVICE, REPLAYSSM_WHERE_HOST]);
@@ -1304,7 +1304,7 @@ impl World<'_> {
         if self.input.below(8) != 7 {
             // Of one length at one place, its arrays as long.
             (dst.n, dst.place) = (src.n, src.place);
-            let (n_slots, n_rings) = on.map_or((4, 4), |i| (self.slots[i].n_slots, self.slots[i].n_rings));
+            let (n_slots, n_rings) = self.counts(on);
             (dst.slots, dst.rings) = (self.ids(n as i64, n_slots)?, self.ids(n as i64, n_rings)?);
             dst.n_pools = 0;
         }
@@ -1330,7 +1330,7 @@ impl World<'_> {
         let extend = self.input.below(4) == 3;
         let (batch, ..) = self.batch(on, extend)?;
         let n = batch.n_rows.max(0) as usize;
-        let n_slots = on.map_or(4, |i| self.slots[i].n_slots);
+        let (n_slots, _) = self.counts(on);
         let at: Vec<i64> = (0..n).map(|_| self.position()).collect();
         let mut args =
             desc!(replayssm_snapshot_args { at: self.array(&at, n == 0), dst: self.ids(n as i64, n_slots)? });
@@ -1354,7 +1354,7 @@ impl World<'_> {
 
     fn save(&mut self) -> Fallible<()> {
         let (handle, on) = self.slots();
-        let (n_slots, n_rings) = on.map_or((4, 4), |i| (self.slots[i].n_slots, self.slots[i].n_rings));
+        let (n_slots, n_rings) = self.counts(on);
         let (mut list, _) = self.list(on, true)?;
         if self.input.below(8) != 7 {
             (list.n, list.place, list.n_pools, list.reserved) = (1, REPLAYSSM_WHERE_HOST, 0, 0);
@@ -1507,9 +1507,7 @@ impl World<'_> {
         // SAFETY: locals.
         let status = unsafe { replayssm_slots_create(context, &desc, &mut handle) };
         assert_eq!(status, REPLAYSSM_OK, "{}", crate::common::message());
-        let n_slots = desc.n_slots as usize;
-        let n_rings = if desc.n_rings == 0 { n_slots } else { desc.n_rings as usize };
-        self.slots.push(Slots { handle, is_alive: true, desc, n_slots, n_rings, t_max: desc.max_step_tokens.into() });
+        self.add_slots(handle, desc);
         for _ in 0..1 + self.input.below(2) {
             self.arena = Arena::default();
             let (d, sections) = self.pool_desc();

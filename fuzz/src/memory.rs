@@ -2,6 +2,8 @@
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 
+use replayssm::ffi::{REPLAYSSM_DTYPE_BF16, REPLAYSSM_DTYPE_F16, REPLAYSSM_DTYPE_I64};
+
 use crate::common::Rng;
 
 /// A call that claims more is not made: its addresses could not be kept valid.
@@ -134,11 +136,11 @@ impl Arena {
     }
 }
 
-/// Bytes of an element.
+/// Bytes of an element of a tensor, or of an id; of a dtype that is none, 4.
 pub fn size_of_dtype(dtype: i32) -> usize {
     match dtype {
-        2 | 3 => 2,
-        17 => 8,
+        REPLAYSSM_DTYPE_BF16 | REPLAYSSM_DTYPE_F16 => 2,
+        REPLAYSSM_DTYPE_I64 => 8,
         _ => 4,
     }
 }
@@ -150,7 +152,7 @@ pub fn values(rng: &mut Rng, dtype: i32, n: usize, any: bool) -> Vec<u8> {
     for _ in 0..n {
         let bits = match (any, dtype) {
             (true, _) => rng.next() as u32,
-            (_, 2 | 3) => crate::common::encode(dtype, rng.unit() - 0.5),
+            (_, REPLAYSSM_DTYPE_BF16 | REPLAYSSM_DTYPE_F16) => crate::common::encode(dtype, rng.unit() - 0.5),
             _ => ((rng.unit() - 0.5) as f32).to_bits(),
         };
         bytes.extend_from_slice(&bits.to_le_bytes()[..size.min(4)]);

@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 
 use super::Result;
-use super::config::{Format, Io, Readout};
+use super::config::{Config, Format, Io, Readout};
 use super::machine::{Buffer, Exec};
 use super::shape::{Family, Shape};
 use crate::ffi::*;
@@ -115,6 +115,24 @@ pub struct PoolDesc {
 }
 
 impl PoolDesc {
+    /// One layer and a slot for each row of a configuration, rounded to nearest, with outputs as activations are.
+    pub fn of(config: &Config) -> Self {
+        let Config { shape, batch, tokens, window, format, readout, io, .. } = *config;
+        PoolDesc {
+            shape,
+            layers: 1,
+            slots: batch,
+            window,
+            tokens,
+            staggered: true,
+            format,
+            readout,
+            stochastic: false,
+            io,
+            out: io,
+        }
+    }
+
     fn slots(&self) -> replayssm_slots_desc {
         desc!(replayssm_slots_desc {
             n_slots: self.slots as i32,
@@ -148,9 +166,9 @@ impl PoolDesc {
         pool
     }
 
-    /// The window that the library recommends for steps of so many tokens.
-    pub fn recommended_window(&self, batch: usize) -> Result<i32> {
-        let args = desc!(replayssm_plan_args { batch: batch as i32, tokens: self.tokens as i32 });
+    /// The window that the library recommends for steps of so many tokens of all slots.
+    pub fn recommended_window(&self) -> Result<i32> {
+        let args = desc!(replayssm_plan_args { batch: self.slots as i32, tokens: self.tokens as i32 });
         let mut info = desc!(replayssm_plan_info {});
         let (slots, pool) = (self.slots(), self.pool());
         // SAFETY: descriptors and answer are locals.

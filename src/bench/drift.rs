@@ -9,15 +9,15 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::Result;
-use super::api::{Pool, PoolDesc, Rows, Tensors};
+use super::api::{Pool, PoolDesc};
 use super::config::{Format, Io, Readout, usual_window};
-use super::cycle::{Acceptance, PHASES};
-use super::generator::{Generator, SEED, decode, encode};
+use super::generator::{Generator, SEED};
 use super::kernel::progress;
-use super::machine::{Buffer, Machine};
+use super::machine::Machine;
 use super::options::{Common, Drift};
 use super::oracle::{Oracle, relative};
 use super::shape::{Family, Shape, TINY, USUAL};
+use super::stretch::{Stretch, floats};
 use super::svg::{self, Curve, Panel};
 use super::table::{self, Table};
 
@@ -30,7 +30,7 @@ const SLOWER: f32 = 256.0;
 pub struct Kind {
     /// The plain update, which stores the state behind every token; else steps.
     pub plain: bool,
-    /// Of a step, of which [`Acceptance`] says how many stay.
+    /// Of a step, of which [`Acceptance`](super::cycle::Acceptance) says how many stay.
     pub tokens: usize,
     /// Of the state.
     pub format: Format,
@@ -245,110 +245,11 @@ impl Case {
     }
 }
 
-fn floats(bytes: &[u8]) -> impl Iterator<Item = f64> {
-    bytes.chunks_exact(4).map(|bytes| f64::from(decode(Io::F32, bytes)))
-}
-
-/// Memory of a window, and the fp64 recurrence that has come as far.
-struct Sequence {
-    generator: Generator,
-    oracle: Oracle,
-    io: Io,
-    packed: Buffer,
-    gates: Buffer,
-    beta: Buffer,
-    params: Buffer,
-    out: Buffer,
-    dense: Buffer,
-    ids: Buffer,
-    /// How many tokens of a step stay: 1, 2, ...
-    counts: Vec<Buffer>,
-}
-
-impl Sequence {
-    fn new(machine: &Machine, case: &Case, io: Io, longest: usize) -> Result<Self> {
-        let (generator, shape) = (case.generator(io), case.shape);
-        // The last step's drafts lie behind the end.
-        let longest = longest + DRAFTED - 1;
-        Ok(Sequence {
-            oracle: Oracle::new(&generator),
-            io,
-            packed: machine.buffer(longest * shape.packed() * io.bytes())?,
-            gates: machine.buffer(longest * shape.gates() * 4)?,
-            beta: machine.buffer(longest * shape.heads * 4)?,
-            counts: (1..=DRAFTED as i32)
-                .map(|count| machine.buffer_of_i32(std::iter::once(count)))
-                .collect::<Result<_>>()?,
-            params: machine.buffer_of_f32(generator.a.iter().chain(&generator.bias).copied())?,
-            out: machine.buffer(longest * shape.heads * shape.rows * 4)?,
-            dense: machine.buffer(shape.state() * 4)?,
-            ids: machine.buffer_of_i32(std::iter::once(0))?,
-            generator,
-        })
-    }
-
-    /// Brings the next tokens; gives their outputs in fp64.
-    fn next(&mut self, n: usize) -> Result<Vec<f64>> {
-        let (mut packed, mut gates, mut beta, mut truth) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let bytes = |numbers: &[f32], to: &mut Vec<u8>| to.extend(numbers.iter().flat_map(|x| x.to_ne_bytes()));
-        let tokens: Vec<_> = (0..n).map(|_| self.generator.token()).collect();
-        tokens.iter().for_each(|token| self.oracle.token(token, &mut truth));
-        // Behind the end, where the last step's drafts are, the first tokens come again.
-        for token in tokens.iter().chain(tokens.iter().cycle().take(DRAFTED - 1)) {
-            token.x.iter().chain(&token.b).chain(&token.c).for_each(|&value| encode(self.io, value, &mut packed));
-            bytes(&token.gate, &mut gates);
-            bytes(&token.beta, &mut beta);
-        }
-        self.packed.write(&packed)?;
-        self.gates.write(&gates)?;
-        self.beta.write(&beta)?;
-        Ok(truth)
-    }
-
-    /// Takes them through a pool.
-    fn run(&self, machine: &Machine, pool: &Pool, kind: Kind, end: usize, truth: &[f64]) -> Result<Window> {
-        let (shape, exec) = (self.generator.shape, machine.exec());
-        let width = shape.heads * shape.rows;
-        let n = truth.len() / width;
-        let rows = Rows { ids: &self.ids, n: 1, tokens: kind.tokens, extend: kind.plain };
-        let (acceptance, mut first, mut step) = (Acceptance::of(kind.tokens), 0, 0);
-        while first < n {
-            let tensors = Tensors {
-                shape,
-                io: self.io,
-                out_io: Io::F32,
-                gate: false,
-                packed: &self.packed,
-                gates: &self.gates,
-                beta: &self.beta,
-                params: &self.params,
-                out: &self.out,
-                row_tokens: n,
-                first,
-                row_step: 1,
-            };
-            pool.step(0, &rows, &tensors, &exec)?;
-            let count = (acceptance.count(step % PHASES, 0, true) as usize).min(n - first);
-            pool.commit(&rows, if kind.plain { None } else { Some(&self.counts[count - 1]) }, &exec)?;
-            first += count;
-            step += 1;
-        }
-        pool.export(0, &rows, &self.dense, &exec)?;
-        machine.finish()?;
-        pool.check()?;
-        let (out, dense) = (self.out.read()?, self.dense.read()?);
-        let error = floats(&out).zip(truth).map(|(out, truth)| (out - truth) * (out - truth)).sum();
-        let norm = truth.iter().map(|truth| truth * truth).sum();
-        let state = relative(floats(&dense), self.oracle.state().iter().copied());
-        Ok(Window { end, error, norm, state })
-    }
-}
-
 /// Runs a sequence all ways, side by side.
 fn measure(machine: &Machine, case: &Case, io: Io, ends: &[usize], bar: &ProgressBar) -> Result<Vec<Run>> {
-    let longest = ends.iter().zip(std::iter::once(&0).chain(ends)).map(|(end, begin)| end - begin).max();
-    let mut sequence = Sequence::new(machine, case, io, longest.unwrap_or(0))?;
-    let exec = machine.exec();
+    let mut generator = case.generator(io);
+    let mut oracle = Oracle::new(&generator);
+    let (dense, exec) = (machine.buffer(case.shape.state() * 4)?, machine.exec());
     let (mut pools, mut runs) = (Vec::new(), Vec::new());
     for kind in KINDS {
         let desc = PoolDesc {
@@ -364,16 +265,24 @@ fn measure(machine: &Machine, case: &Case, io: Io, ends: &[usize], bar: &Progres
             io,
             out: Io::F32,
         };
-        let pool = Pool::new(&machine.context, &desc)?;
-        pool.reset(&Rows { ids: &sequence.ids, n: 1, tokens: 1, extend: false }, None, &exec)?;
-        pools.push(pool);
+        pools.push(Pool::new(&machine.context, &desc)?);
         runs.push(Run { kind, windows: Vec::new() });
     }
     let mut begin = 0;
     for &end in ends {
-        let truth = sequence.next(end - begin)?;
+        let (tokens, mut truth): (Vec<_>, _) = ((begin..end).map(|_| generator.token()).collect(), Vec::new());
+        tokens.iter().for_each(|token| oracle.token(token, &mut truth));
+        let norm = truth.iter().map(|truth| truth * truth).sum();
+        let stretch = Stretch::new(machine, &generator, io, &tokens, DRAFTED)?;
         for (pool, run) in pools.iter().zip(&mut runs) {
-            run.windows.push(sequence.run(machine, pool, run.kind, end, &truth)?);
+            let Kind { plain, tokens, .. } = run.kind;
+            let out = stretch.run(pool, tokens, plain)?;
+            let error = out.iter().zip(&truth).map(|(out, truth)| (out - truth) * (out - truth)).sum();
+            pool.export(0, &stretch.rows(tokens, plain), &dense, &exec)?;
+            machine.finish()?;
+            pool.check()?;
+            let state = relative(floats(&dense.read()?), oracle.state().iter().copied());
+            run.windows.push(Window { end, error, norm, state });
         }
         bar.inc((end - begin) as u64);
         begin = end;

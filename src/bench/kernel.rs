@@ -10,13 +10,14 @@ use super::bookkeeping::{self, Bookkeeping};
 use super::config::{Config, Format};
 use super::floor::{self, Bytes};
 use super::machine::Machine;
-use super::options::{Common, Kernel};
+use super::options::{Common, Kernel, Kernels};
 use super::products::Products;
 use super::rig::{Check, InputSet, Rig, Timed, Way};
 use super::shape::USUAL;
 use super::streams::{self, Streams};
 use super::svg::Bar;
 use super::table::{self, Table};
+use crate::backend::cuda::{self, Preferred};
 use crate::ffi::{REPLAYSSM_EXEC_PDL, REPLAYSSM_EXEC_PDL_PREFETCH};
 
 /// More than these are not drawn, but a choice of them.
@@ -169,6 +170,15 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
     if options.pdl && !machine.is_cuda() {
         return Err("--pdl is for a GPU; expected the cuda backend".into());
     }
+    if let Some(kernels) = options.kernels {
+        if !machine.is_cuda() {
+            return Err("--kernels is for a GPU; expected the cuda backend".into());
+        }
+        cuda::prefer(match kernels {
+            Kernels::Pipeline => Preferred::Pipeline,
+            Kernels::Direct => Preferred::Direct,
+        });
+    }
     if let Some(tuning) = options.tuning {
         if !machine.is_cuda() {
             return Err("--tuning is for a GPU; expected the cuda backend".into());
@@ -210,6 +220,7 @@ pub fn run(common: &Common, options: &Kernel) -> Result<bool> {
     let all: Vec<_> = rows.iter().map(|row| row.json(&streams)).collect();
     let result = json!({
         "rows": all, "accuracy_tokens": n_tokens, "hidden": options.hidden,
+        "kernels": options.kernels.map(|kernels| format!("{kernels:?}").to_lowercase()),
         "tuning": options.tuning.map(|t| json!({
             "blocks": t.blocks, "producers": t.producers, "consumers": t.consumers, "folders": t.folders,
             "plane_bytes": t.plane_bytes, "keys": t.keys, "heads_per_item": t.heads_per_item, "items_of_two": t.items_of_two, "items_of_four": t.items_of_four,

@@ -24,6 +24,7 @@ pub mod products;
 pub mod rig;
 pub mod shape;
 pub mod streams;
+pub mod stretch;
 pub mod svg;
 pub mod table;
 

@@ -46,6 +46,15 @@ pub enum Backend {
     Cuda,
 }
 
+/// Kernels of steps of a few tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kernels {
+    /// Those that bring heads ahead.
+    Pipeline,
+    /// A block for each head.
+    Direct,
+}
+
 /// Options of every command.
 #[derive(Debug, Args)]
 pub struct Common {
@@ -146,6 +155,9 @@ pub struct Kernel {
     /// Also times a commit, and a snapshot with nothing due
     #[arg(long)]
     pub bookkeeping: bool,
+    /// GPU: which kernels take steps of a few tokens, where several can
+    #[arg(long, value_enum)]
+    pub kernels: Option<Kernels>,
     /// GPU: launches steps of a few tokens by these numbers, for experiments: blocks=2,consumers=8,folders=8,heads-per-item=4
     #[arg(long, value_name = "NAME=N,..", value_parser = Tuning::parse)]
     pub tuning: Option<Tuning>,

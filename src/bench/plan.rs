@@ -92,21 +92,7 @@ pub fn run(common: &Common, options: &Plan) -> Result<bool> {
             rows.push(Row { config, bytes, floor_us, timed, folding: rig.cycle.folding() });
             bar.inc(1);
         }
-        let Config { shape, batch, tokens, window, format, readout, io, .. } = config;
-        let desc = PoolDesc {
-            shape,
-            layers: 1,
-            slots: batch,
-            window,
-            tokens,
-            staggered: true,
-            format,
-            readout,
-            stochastic: false,
-            io,
-            out: io,
-        };
-        measured.push(Group { rows, plain, library: desc.recommended_window(batch)? });
+        measured.push(Group { rows, plain, library: PoolDesc::of(&config).recommended_window()? });
     }
     bar.finish_and_clear();
     print(&measured);

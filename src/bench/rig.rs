@@ -179,21 +179,9 @@ impl Config {
 impl<'a> Rig<'a> {
     /// Makes it: empty states at position 0.
     pub fn new(machine: &'a Machine, inputs: &'a InputSet, config: &Config, way: Way, layers: usize) -> Result<Self> {
-        let Config { shape, batch, tokens, window, format, readout, io, .. } = *config;
+        let Config { shape, batch, tokens, io, .. } = *config;
         let staggered = way == Way::Staggered;
-        let desc = PoolDesc {
-            shape,
-            layers,
-            slots: batch,
-            window,
-            tokens,
-            staggered,
-            format,
-            readout,
-            stochastic: false,
-            io,
-            out: io,
-        };
+        let desc = PoolDesc { layers, staggered, ..PoolDesc::of(config) };
         let acceptance = Acceptance::of(tokens);
         let counts = |phase| machine.buffer_of_i32((0..batch).map(|row| acceptance.count(phase, row, staggered)));
         let rig = Rig {
@@ -318,19 +306,8 @@ impl<'a> Rig<'a> {
         let (layer, sampled) = (self.layers - 1, machine.buffer_of_i32((0..n).map(|i| (i * row_step) as i32))?);
         let states = machine.buffer(n * shape.state() * 4)?;
         self.pool.export(layer, &Rows { ids: &sampled, n, tokens: 0, extend: false }, &states, &exec)?;
-        let desc = PoolDesc {
-            shape,
-            layers: 1,
-            slots: n,
-            window: self.config.window,
-            tokens,
-            staggered: false,
-            format: Format::F32,
-            readout: Readout::Exact,
-            stochastic: false,
-            io: self.config.io,
-            out: self.config.io,
-        };
+        let plain = Config { batch: n, format: Format::F32, readout: Readout::Exact, ..self.config };
+        let desc = PoolDesc { staggered: false, ..PoolDesc::of(&plain) };
         let plain = Pool::new(&machine.context, &desc)?;
         let out = machine.buffer(self.out.bytes())?;
         let rows = Rows { ids: &self.ids, n, tokens, extend: true };

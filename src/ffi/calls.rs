@@ -4,10 +4,11 @@
 //! pointer is NULL or points to `struct_size` bytes, and every pointer in it is valid for what its field says.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
 use super::convert;
 use super::guard::{guard, last_cuda_error, last_error};
-use super::handles::{insert, pin, remove};
+use super::handles::{Kind as HandleKind, insert, pin, remove};
 use super::read::{
     Descriptor, array, bytes_mut, check_out, descriptor, optional, optional_pointer, required, write_descriptor,
     write_out, write_text,
@@ -152,9 +153,7 @@ pub unsafe extern "C" fn replayssm_context_create(
         let out = Out::new(out)?;
         // SAFETY: by the caller's promise.
         let desc = unsafe { optional(desc) }?;
-        let context = create_context(&desc)?;
-        out.set(insert(std::sync::Arc::new(context))?);
-        Ok(())
+        out.give(Arc::new(create_context(&desc)?), Context::log_created)
     })
 }
 
@@ -196,9 +195,7 @@ fn create_context(desc: &replayssm_context_desc) -> Result<Context> {
             return Err(Error::unsupported("context_desc.backend", other, "REPLAYSSM_BACKEND_AUTO, _CPU and _CUDA"));
         }
     };
-    let context = Context { backend, panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0, log: convert::log(desc)? };
-    context.log_created();
-    Ok(context)
+    Ok(Context { backend, panic_on_commit: desc.flags & PANIC_ON_COMMIT != 0, log: convert::log(desc)? })
 }
 
 /// Destroys a context once the last slots handle on it is gone; its threads end then. A call that is inside finishes as usual.
@@ -271,8 +268,7 @@ pub unsafe extern "C" fn replayssm_slots_create(
         // SAFETY: by the caller's promise.
         let d = unsafe { descriptor(desc) }?;
         let config = convert::slots(&d)?;
-        out.set(insert(Slots::create(context.clone(), config)?)?);
-        Ok(())
+        out.give(Slots::create(context.clone(), config)?, Slots::log_created)
     })
 }
 
@@ -321,8 +317,7 @@ pub unsafe extern "C" fn replayssm_layers_create(
         let config = unsafe { pool_config(desc) }?;
         // SAFETY: by the caller's promise.
         let lent = unsafe { lent_list(lent, n_lent, config.n_layers) }?;
-        out.set(insert(Layers::create(slots.clone(), config, &lent)?)?);
-        Ok(())
+        out.give(Layers::create(slots.clone(), config, &lent)?, Layers::log_created)
     })
 }
 
@@ -436,14 +431,16 @@ pub unsafe extern "C" fn replayssm_layers_components(
 /// out is an array of capacity descriptors, the first one's size apart; n is valid for a write.
 unsafe fn write_list<T: Descriptor>(list: &[T], out: *mut T, capacity: i32, n: *mut i32) -> Result<()> {
     required(n.cast_const().cast(), "n", align_of::<i32>())?;
-    // SAFETY: by the caller's promise.
-    unsafe { write_out(n, list.len() as i32) };
     if i64::from(capacity) < list.len() as i64 {
+        // SAFETY: by the caller's promise.
+        unsafe { write_out(n, list.len() as i32) };
         let (value, needed) = (capacity.max(0) as u64, list.len() as u64);
         return Err(Error::BufferTooSmall { field: "capacity".into(), value, needed });
     }
     // SAFETY: by the caller's promise.
     unsafe { check_out(out.cast_const()) }?;
+    // SAFETY: by the caller's promise.
+    unsafe { write_out(n, list.len() as i32) };
     // SAFETY: checked to be a descriptor, which starts with its size.
     let stride = unsafe { out.cast::<u32>().read() } as usize;
     for (i, value) in list.iter().enumerate() {
@@ -1125,12 +1122,14 @@ pub unsafe extern "C" fn replayssm_save(
         let pair = unsafe { host_pair(list, &slots, kind) }?;
         // SAFETY: by the caller's promise.
         let exec = convert::whole(unsafe { execution(exec) }?)?;
-        let needed = slots.save_bytes(kind)?;
-        if capacity < needed {
-            return Err(Error::BufferTooSmall { field: "capacity".into(), value: capacity, needed });
-        }
-        // SAFETY: by the caller's promise.
-        slots.save(&pair, kind, unsafe { bytes_mut(blob.cast(), needed as usize, "blob") }?, &exec)
+        let room = |needed: u64| {
+            if capacity < needed {
+                return Err(Error::BufferTooSmall { field: "capacity".into(), value: capacity, needed });
+            }
+            // SAFETY: by the caller's promise.
+            unsafe { bytes_mut(blob.cast(), needed as usize, "blob") }
+        };
+        slots.save(&pair, kind, room, &exec)
     })
 }
 
@@ -1326,8 +1325,12 @@ impl<H> Out<H> {
         Ok(Out(out))
     }
 
-    fn set(&self, handle: *mut H) {
+    /// A new handle; the log hears of what there is, and not of what found no room for a handle.
+    fn give<K: HandleKind>(&self, this: Arc<K>, log: impl FnOnce(&K)) -> Result<()> {
+        let handle = insert(this.clone())?;
+        log(&this);
         // SAFETY: valid for a write by the caller's promise.
         unsafe { write_out(self.0, handle) };
+        Ok(())
     }
 }

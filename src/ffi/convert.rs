@@ -82,11 +82,17 @@ fn ids(from: &replayssm_ids, field: &'static str, n: i64) -> Result<Ids> {
     Ok(Ids { data: address(data), stride, index })
 }
 
+/// Whether an array that need not be given is not. Its reserved field is looked at all the same.
+fn is_absent(from: &replayssm_ids, field: &'static str) -> Result<bool> {
+    zero(Part(field, ".reserved"), from.reserved)?;
+    Ok(from.data.is_null())
+}
+
 /// Slots and rings of a batch or list; rings default to slots.
 fn id_pair(slots: &replayssm_ids, rings: &replayssm_ids, names: [&'static str; 2], n: i64) -> Result<(Ids, Ids)> {
     let [slot_name, ring_name] = names;
     let slots = ids(slots, slot_name, n)?;
-    let rings = if rings.data.is_null() { slots } else { ids(rings, ring_name, n)? };
+    let rings = if is_absent(rings, ring_name)? { slots } else { ids(rings, ring_name, n)? };
     Ok((slots, rings))
 }
 
@@ -364,7 +370,8 @@ unsafe fn named_list(from: &replayssm_list, slots: &Slots, names: ListNames, whi
     let (n, place) = place_of(from, name)?;
     // SAFETY: the caller promises as much.
     let [named] = unsafe { named(from.n_pools, from.pools, [from.pool_slots], slots, [pools_name, ids_name], n) }?;
-    let all_named = from.slots.data.is_null() && from.n_pools > 0;
+    let all_named = is_absent(&from.slots, slots_name)? && from.n_pools > 0;
+    is_absent(&from.rings, rings_name)?;
     let none = Ids { data: address(0), stride: 0, index: IndexType::I32 };
     let (slots, rings, which) = match (all_named, which) {
         (true, Which::Slots) => (none, none, which),
@@ -443,7 +450,7 @@ pub(super) unsafe fn snapshot(from: &replayssm_snapshot_args, batch: &Batch, slo
         0 => optional_pointer(from.at.cast(), "snapshot_args.at", 8)?.unwrap_or(0),
         _ => required(from.at.cast(), "snapshot_args.at", 8)?,
     };
-    let to = match from.dst.data.is_null() && from.n_pools > 0 {
+    let to = match is_absent(&from.dst, "snapshot_args.dst")? && from.n_pools > 0 {
         true => None,
         false => Some(ids(&from.dst, "snapshot_args.dst", n)?),
     };

@@ -7,6 +7,7 @@ use std::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::types::{REPLAYSSM_OK, replayssm_status};
+use crate::backend::cpu::isa::FloatControl;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::panic::Quiet;
@@ -38,6 +39,7 @@ impl Write for &Sentence {
     }
 }
 
+// Without destructors, they are there as long as the thread is.
 thread_local! {
     static LAST_ERROR: Sentence = const { Sentence { text: UnsafeCell::new([0; 2048]), length: Cell::new(0) } };
     static LAST_CUDA_ERROR: Cell<i32> = const { Cell::new(0) };
@@ -45,6 +47,8 @@ thread_local! {
 
 /// Runs the body of an exported function.
 pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> replayssm_status {
+    // Not the work alone: what is computed for it, as a scale or a plan, must not depend on the caller's rounding, nor trap.
+    let _control = FloatControl::set();
     // Unwind safety: handles hold objects whose invariants are kept by finishing checks before changes.
     let result = catch_unwind(AssertUnwindSafe(|| {
         let _quiet = Quiet::begin();
@@ -55,11 +59,12 @@ pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> replayssm_status {
         Ok(()) => REPLAYSSM_OK,
         Err(error) => {
             if let Error::Cuda { code, .. } | Error::DeviceLost { code, .. } = &error {
-                let _ = LAST_CUDA_ERROR.try_with(|last| last.set(*code));
+                LAST_CUDA_ERROR.set(*code);
             }
-            let _ = LAST_ERROR.try_with(|mut last| {
+            LAST_ERROR.with(|mut last| {
                 last.length.set(0);
-                write!(last, "{error}")
+                // Writing cannot fail.
+                let _ = write!(last, "{error}");
             });
             error.status() as replayssm_status
         }
@@ -73,12 +78,11 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
 
 /// The driver's status behind this thread's last CUDA error; 0 if there was none.
 pub(super) fn last_cuda_error() -> i32 {
-    LAST_CUDA_ERROR.try_with(Cell::get).unwrap_or(0)
+    LAST_CUDA_ERROR.get()
 }
 
 /// The sentence of this thread's last error; empty if there was none.
 pub(super) fn last_error() -> *const c_char {
-    // Without a destructor, it is there as long as the thread is.
     LAST_ERROR.with(|last| last.text.get().cast_const().cast())
 }
 

@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
@@ -86,8 +86,19 @@ struct Entry {
 unsafe impl Sync for Entry {}
 
 static TABLE: [OnceLock<Box<[Entry; CHUNK]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
-static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-static USED: AtomicUsize = AtomicUsize::new(0);
+/// Which entries of the table are in use.
+struct Entries {
+    /// The first so many have been used.
+    used: usize,
+    /// Those of them that are not now.
+    free: Vec<usize>,
+}
+
+static ENTRIES: Mutex<Entries> = Mutex::new(Entries { used: 0, free: Vec::new() });
+
+fn give_back(index: usize) {
+    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner).free.push(index);
+}
 
 fn entry(index: usize) -> Option<&'static Entry> {
     TABLE.get(index / CHUNK)?.get()?.get(index % CHUNK)
@@ -122,7 +133,7 @@ fn unpin(entry: &Entry, index: usize) {
             Ok(_) => {
                 // SAFETY: this thread moved the state from dying to free, so it alone may touch the object.
                 let object = unsafe { (*entry.object.get()).take() };
-                FREE.lock().unwrap_or_else(PoisonError::into_inner).push(index);
+                give_back(index);
                 drop(object);
                 return;
             }
@@ -138,28 +149,26 @@ fn encode<K: Kind>(generation: u64, index: usize) -> u64 {
 /// A new handle for an object.
 pub(super) fn insert<K: Kind, H>(this: Arc<K>) -> Result<*mut H> {
     let full = || Error::OutOfMemory { what: "the table of handles".into(), bytes: None };
-    let recycled = {
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let index = {
+        let mut entries = ENTRIES.lock().unwrap_or_else(PoisonError::into_inner);
         // Room for all that there are and one more, so that destroying needs none. Twice as much, lest each needs more.
-        let wanted = USED.load(Ordering::Relaxed) + 1;
-        if free.capacity() < wanted {
-            let more = 2 * wanted - free.len();
-            free.try_reserve(more).map_err(|_| full())?;
+        let wanted = entries.used + 1;
+        if entries.free.capacity() < wanted {
+            let more = 2 * wanted - entries.free.len();
+            entries.free.try_reserve(more).map_err(|_| full())?;
         }
-        free.pop()
-    };
-    let index = match recycled {
-        Some(index) => index,
-        None => USED
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < CHUNK * CHUNKS).then_some(n + 1))
-            .map_err(|_| full())?,
+        match entries.free.pop() {
+            Some(index) => index,
+            None if wanted > CHUNK * CHUNKS => return Err(full()),
+            None => std::mem::replace(&mut entries.used, wanted),
+        }
     };
     TABLE.get(index / CHUNK).ok_or_else(full)?.get_or_init(|| {
         Box::new(std::array::from_fn(|_| Entry { state: AtomicU64::new(0), object: UnsafeCell::new(None) }))
     });
     let entry = entry(index).ok_or_else(full)?;
     if let Err(error) = memory::check("a handle, and what it stands for,") {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(index);
+        give_back(index);
         return Err(error);
     }
     // SAFETY: a free entry belongs to the thread that took its index from the free list.

@@ -78,13 +78,16 @@ impl Reserve {
 
     /// Takes pieces back; false if the block is not the reserve's.
     fn take_back(&self, at: *mut u8, layout: Layout) -> bool {
-        let offset = (at as usize).wrapping_sub(BYTES.0.get() as usize);
-        if offset >= PIECE * PIECES {
-            return false;
-        }
-        self.locked(|taken| mark(taken, offset / PIECE, layout.size().div_ceil(PIECE).max(1)));
+        let Some(first) = piece_of(at) else { return false };
+        self.locked(|taken| mark(taken, first, layout.size().div_ceil(PIECE).max(1)));
         true
     }
+}
+
+/// The piece that a block of the reserve begins with; none if the block is the system's.
+fn piece_of(at: *mut u8) -> Option<usize> {
+    let offset = (at as usize).wrapping_sub(BYTES.0.get() as usize);
+    (offset < PIECE * PIECES).then_some(offset / PIECE)
 }
 
 /// Changes the bits of `n` pieces: free ones become taken, and the other way.
@@ -126,19 +129,18 @@ unsafe impl GlobalAlloc for Reserve {
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let is_ours = (at as usize).wrapping_sub(BYTES.0.get() as usize) < PIECE * PIECES;
-        if !is_ours {
+        if piece_of(at).is_none() {
             // SAFETY: as above.
             let to = unsafe { System.realloc(at, layout, size) };
             if !to.is_null() {
                 return to;
             }
         }
-        let Ok(larger) = Layout::from_size_align(size, layout.align()) else { return null_mut() };
+        let Ok(wanted) = Layout::from_size_align(size, layout.align()) else { return null_mut() };
         // SAFETY: as above; the size is not zero by the caller's promise.
-        let to = unsafe { self.alloc(larger) };
+        let to = unsafe { self.alloc(wanted) };
         if !to.is_null() {
-            // SAFETY: two blocks of at least this size, one of them new.
+            // SAFETY: two blocks of at least this size, which do not overlap, since one of them is new.
             unsafe { std::ptr::copy_nonoverlapping(at, to, size.min(layout.size())) };
             // SAFETY: the caller's block, which is no more.
             unsafe { self.dealloc(at, layout) };

@@ -751,7 +751,8 @@ pub const REPLAYSSM_COPY_MOVE: replayssm_copy_kind = 1;
 pub const REPLAYSSM_COPY_SWAP: replayssm_copy_kind = 2;
 /// A checkpoint without a ring: the exact state of the source at a position.
 pub const REPLAYSSM_COPY_STORE: replayssm_copy_kind = 3;
-/// A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left.
+/// A live slot with an empty history, from a checkpoint without a ring that a snapshot or STORE has left. That has no seed: the target's
+/// ring gets the one that is made from its id, as by a reset with seed NULL.
 pub const REPLAYSSM_COPY_LOAD: replayssm_copy_kind = 4;
 /// A checkpoint without a ring, from another.
 pub const REPLAYSSM_COPY_STORED: replayssm_copy_kind = 5;

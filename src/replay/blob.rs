@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::config::{DeltaKind, Family, HeadMap, PoolConfig, SlotsConfig};
 use super::position::{MAX_POSITION, Rule};
 use crate::error::{Error, Result};
+use crate::memory::collected;
 
 /// What a blob begins with.
 pub const MAGIC: [u8; 8] = *b"RSSMBLOB";
@@ -298,7 +299,8 @@ pub fn open(blob: &[u8]) -> Result<Opened<'_>> {
             return Err(Error::bad_blob(format!("the blob's {name}"), value, format!("0 in a {kind:?} one")));
         }
     }
-    let entries = (0..n_entries).map(|_| std::array::from_fn(|_| reader.u32())).collect();
+    let entry = |_| std::array::from_fn(|_| reader.u32());
+    let entries = collected("what a blob is for", n_entries, (0..n_entries).map(entry))?;
     let purpose = Purpose { kind, rule, entries };
     let payload = blob.get(purpose.head_bytes()..blob.len() - CHECKSUM_BYTES).unwrap_or_default();
     Ok(Opened { purpose, ring, payload })

@@ -5,6 +5,7 @@ use super::launch::Cursor;
 use super::layout::{COUNTER_BYTES, Component, components, records};
 use super::plan::StepPlan;
 use crate::error::{Error, Result};
+use crate::memory::collected;
 
 /// What is asked.
 #[derive(Debug, Clone, Copy)]
@@ -58,31 +59,36 @@ fn sum(parts: impl IntoIterator<Item = Option<u64>>) -> Result<u64> {
     all.filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(too_large)
 }
 
+fn add(to: &mut u64, part: Option<u64>) -> Result<()> {
+    *to = sum([Some(*to), part])?;
+    Ok(())
+}
+
 impl ModelPlan {
     /// The plan of pools on one slots handle.
     pub fn new(slots: &SlotsConfig, pools: &[PoolConfig], question: Question) -> Result<Self> {
-        let (mut per_slot, mut per_ring, mut per_draft) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut checkpoint_bytes, mut ring_bytes, mut state_per_draft_bytes) = (0, 0, 0);
         let states = 1 + slots.max_step_tokens as u64;
         for pool in pools {
             let layers = pool.n_layers as u64;
             for c in components(slots, pool)? {
                 c.total(slots, pool)?;
-                let list = if c.per_ring { &mut per_ring } else { &mut per_slot };
-                list.push(c.stride.checked_mul(layers));
+                let bytes = if c.per_ring { &mut ring_bytes } else { &mut checkpoint_bytes };
+                add(bytes, c.stride.checked_mul(layers))?;
                 match (c.component, &pool.family) {
-                    (Component::Checkpoint, _) => per_draft.push(c.stride.checked_mul(layers * states)),
+                    (Component::Checkpoint, _) => {
+                        add(&mut state_per_draft_bytes, c.stride.checked_mul(layers * states))?;
+                    }
                     // Drafts lengthen a convolution's window; it is not kept once for each of them.
                     (Component::Conv, Family::Conv1d(dims)) => {
                         let rows = records(c.component, slots, pool).map_or(0, |(_, rows)| rows as u64);
                         let window = (dims.width - 1) as u64 + slots.max_step_tokens as u64;
-                        per_draft.push((c.bytes / rows.max(1)).checked_mul(window * layers));
+                        add(&mut state_per_draft_bytes, (c.bytes / rows.max(1)).checked_mul(window * layers))?;
                     }
                     _ => {}
                 }
             }
         }
-        let (checkpoint_bytes, ring_bytes) = (sum(per_slot)?, sum(per_ring)?);
-        let state_per_draft_bytes = sum(per_draft)?;
         let (n_slots, n_rings) = (slots.n_slots as u64, slots.n_rings as u64);
         let fixed_bytes = fixed(n_rings);
         let total_bytes =
@@ -92,7 +98,7 @@ impl ModelPlan {
             question.budget.map(|budget| (budget.saturating_sub(COUNTER_BYTES) / each).min(MAX_COUNT as u64) as i64);
         let slots_in_budget_state_per_draft =
             question.budget.map(|budget| (budget / state_per_draft_bytes.max(1)).min(MAX_COUNT as u64) as i64);
-        let pools = &distinct(pools);
+        let pools = &distinct(pools)?;
         let traffic = Moved::of(slots, pools, question)?;
         Ok(ModelPlan {
             recommended_window: recommended_window(slots, pools, question)?,
@@ -111,17 +117,22 @@ impl ModelPlan {
 }
 
 /// Pools that differ in more than their layers, with the layers of all that are like them: a step of a layer is worked out once for each.
-fn distinct(pools: &[PoolConfig]) -> Vec<(PoolConfig, f64)> {
-    let mut all: Vec<(PoolConfig, f64)> = Vec::new();
+fn distinct(pools: &[PoolConfig]) -> Result<Vec<(&PoolConfig, f64)>> {
+    let mut all: Vec<(&PoolConfig, f64)> = collected("the list of pools", pools.len(), std::iter::empty())?;
     for pool in pools {
         let layers = pool.n_layers as f64;
-        let pool = PoolConfig { n_layers: 1, ..pool.clone() };
-        match all.iter_mut().find(|(other, _)| *other == pool) {
+        match all.iter_mut().find(|(other, _)| are_alike(other, pool)) {
             Some((_, sum)) => *sum += layers,
             None => all.push((pool, layers)),
         }
     }
-    all
+    Ok(all)
+}
+
+fn are_alike(a: &PoolConfig, b: &PoolConfig) -> bool {
+    let PoolConfig { family, n_layers: _, io, out, format, readout, stochastic, u_dtype } = a;
+    (family, io, out) == (&b.family, &b.io, &b.out)
+        && (format, readout, stochastic, u_dtype) == (&b.format, &b.readout, &b.stochastic, &b.u_dtype)
 }
 
 /// Bytes of a row and step, on average over a flush cycle.
@@ -132,7 +143,7 @@ struct Moved {
 }
 
 impl Moved {
-    fn of(slots: &SlotsConfig, pools: &[(PoolConfig, f64)], question: Question) -> Result<Self> {
+    fn of(slots: &SlotsConfig, pools: &[(&PoolConfig, f64)], question: Question) -> Result<Self> {
         let mut moved = Moved { step: 0.0, plain: 0.0, flush_share: 0.0 };
         for (pool, layers) in pools {
             let plan = StepPlan::new(slots, pool, question.batch, question.tokens, 1)?;
@@ -148,7 +159,7 @@ impl Moved {
 }
 
 /// The smallest window whose bytes per step are within a hundredth of the fewest: a longer one costs memory.
-fn recommended_window(slots: &SlotsConfig, pools: &[(PoolConfig, f64)], question: Question) -> Result<i32> {
+fn recommended_window(slots: &SlotsConfig, pools: &[(&PoolConfig, f64)], question: Question) -> Result<i32> {
     let mut bytes = Vec::new();
     for window in slots.max_step_tokens..=MAX_WINDOW {
         let moved = Moved::of(&SlotsConfig { window, ..slots.clone() }, pools, question)?;

@@ -2,6 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::memory::collected;
 
 /// Largest window, step and rewind that a slots handle takes.
 pub const MAX_WINDOW: i32 = 256;
@@ -533,7 +534,8 @@ impl PoolConfig {
                 )?;
                 let channels = range("pool_desc.channels", f.channels, 1, MAX_COUNT)? as usize;
                 let width = range("pool_desc.width", f.width, 2, MAX_WIDTH)? as usize;
-                let mut section_starts = vec![0];
+                let n_starts = f.sections.len().max(1) + 1;
+                let mut section_starts = collected("the list of sections", n_starts, std::iter::once(0))?;
                 let mut end = 0usize;
                 for (i, &section) in f.sections.iter().enumerate() {
                     if section < 1 {

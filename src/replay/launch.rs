@@ -477,6 +477,13 @@ impl ConvArgs {
         let widest = c.section_starts.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0) as i64;
         self.x.check("args.x", [rows, tokens, sections], widest, Some(pool.io))?;
         self.out.check("args.out", [rows, tokens, sections], widest, Some(pool.out))?;
+        if self.x.data == self.out.data && pool.out != pool.io {
+            return Err(Error::invalid(
+                "args.out",
+                "args.x itself",
+                "memory of its own, because the dtypes are not equal",
+            ));
+        }
         self.out.check_distinct("args.out", [rows, tokens, sections], widest)?;
         self.weight.check("args.weight", [1, 1, c.channels as i64], c.width as i64, None)?;
         match &self.bias {

@@ -146,6 +146,7 @@ impl StepPlan {
         let state = (layout.dims.heads * layout.head_bytes()) as u128;
         let parallel = pool.readout != Readout::Exact && tokens <= MAX_PARALLEL;
         let cycle = cycle(&Rule::new(slots), tokens);
+        let runs = work.runs(shared_by(&pool.family));
         let mut cycle_traffic = Traffic::default();
         for &(history, folds) in &cycle {
             let step = Step {
@@ -159,7 +160,6 @@ impl StepPlan {
             };
             cycle_traffic += step.checkpoint(state).times(n);
             let reads = GroupReads::new(&step);
-            let runs = work.runs(shared_by(&pool.family));
             let ring_read = runs.iter().map(|(&heads, &n)| u128::from(n) * u128::from(reads.of(heads))).sum();
             let ring_written = tokens as u128 * n * u128::from(records.written(pool) + records.shared_written(pool));
             cycle_traffic += Traffic { ring_read, ring_written, ..Traffic::default() };
@@ -529,6 +529,27 @@ mod tests {
             let plan = StepPlan::new(&slots, &pool, i32::MAX.into(), tokens, threads).unwrap();
             assert!(plan.cycle_traffic.total() > u64::MAX.into());
         }
+    }
+
+    /// A million runs are counted once, and not again in each step of the cycle.
+    #[test]
+    fn groups_that_no_range_fits_have_a_plan_in_no_time() {
+        let slots = SlotsConfig::checked(1, 1, 256, 1, 0, 0).unwrap();
+        let pool = crate::replay::config::PoolFields {
+            family: 1,
+            n_layers: 1,
+            io: 1,
+            nheads: 1_048_573,
+            headdim: 1,
+            dstate: 1,
+            ngroups: 1,
+            ..Default::default()
+        };
+        let pool = PoolConfig::checked(&pool).unwrap();
+        let begin = std::time::Instant::now();
+        let plan = StepPlan::new(&slots, &pool, 1 << 30, 1, 2).unwrap();
+        assert_eq!((plan.cycle.len(), plan.work.length), (256, 65536));
+        assert!(begin.elapsed().as_secs() < 15, "{:?}", begin.elapsed());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::position::MAX_POSITION;
 use super::slots::Slots;
 use crate::dtype::{Dtype, IndexType};
 use crate::error::{Error, Result};
-use crate::memory::zeroed;
+use crate::memory::{collected, zeroed};
 
 /// A slot and a ring.
 #[derive(Debug, Clone)]
@@ -77,17 +77,19 @@ impl Lists {
     }
 }
 
-/// A layer of a pool.
-type Layer = (usize, i64);
-
-/// Layers of equal shape, shape by shape.
-fn shapes(pools: &[Arc<PoolView>]) -> BTreeMap<Entry, Vec<Layer>> {
-    let mut shapes: BTreeMap<Entry, Vec<Layer>> = BTreeMap::new();
-    for (i, pool) in pools.iter().enumerate() {
-        let layers = shapes.entry(blob::shape_entry(&pool.config)).or_default();
-        layers.extend((0..pool.config.n_layers as i64).map(|layer| (i, layer)));
+/// Pools with layers of equal shape, shape by shape.
+fn shapes(pools: &[Arc<PoolView>]) -> BTreeMap<Entry, Vec<&PoolView>> {
+    let mut shapes: BTreeMap<Entry, Vec<&PoolView>> = BTreeMap::new();
+    for pool in pools {
+        shapes.entry(blob::shape_entry(&pool.config)).or_default().push(pool);
     }
     shapes
+}
+
+/// Layers in the order of a portable blob.
+fn layers_by_shape(pools: &[Arc<PoolView>]) -> impl Iterator<Item = (&PoolView, i64)> {
+    let layers = |pool: &PoolView| 0..pool.config.n_layers as i64;
+    shapes(pools).into_values().flatten().flat_map(move |pool| layers(pool).map(move |layer| (pool, layer)))
 }
 
 /// Bytes of a layer in a portable blob.
@@ -107,9 +109,9 @@ impl Slots {
             }
             Kind::Portable => {
                 let mut entries: Vec<Entry> = Vec::new();
-                for (mut entry, layers) in shapes(pools) {
+                for (mut entry, alike) in shapes(pools) {
                     let [_, n_layers, ..] = &mut entry;
-                    *n_layers = layers.len() as u32;
+                    *n_layers = alike.iter().map(|pool| pool.config.n_layers as u32).sum();
                     entries.push(entry);
                 }
                 Purpose { kind, rule: [0; 4], entries }
@@ -129,6 +131,12 @@ impl Slots {
         Ok(list)
     }
 
+    /// A copy: whoever creates or destroys a pool must not wait for the work on this call's stream, nor others for them.
+    fn copy_of_pools(&self) -> Result<Vec<Arc<PoolView>>> {
+        let pools = self.pools();
+        collected("the list of pools", pools.len(), pools.iter().cloned())
+    }
+
     fn payload_bytes(&self, kind: Kind, pools: &[Arc<PoolView>]) -> Result<u64> {
         let mut bytes = 0u64;
         for pool in pools {
@@ -136,7 +144,10 @@ impl Slots {
                 Kind::Live | Kind::Stored => self.saved(kind, pool)?.iter().map(|layout| layout.bytes).sum(),
                 Kind::Portable => portable_bytes(pool) as u64,
             };
-            bytes += layer * pool.config.n_layers as u64;
+            let sum = layer.checked_mul(pool.config.n_layers as u64).and_then(|all| bytes.checked_add(all));
+            bytes = sum.filter(|&sum| sum <= i64::MAX as u64).ok_or_else(|| {
+                Error::unsupported("the size of a saved slot", "more than an address space", "blobs below 2^63 bytes")
+            })?;
         }
         Ok(bytes)
     }
@@ -171,19 +182,21 @@ impl Slots {
         }
     }
 
-    /// Writes a slot and its ring to a blob of [`Slots::save_bytes`] bytes.
-    pub fn save(&self, pair: &Pair, kind: Kind, blob: &mut [u8], exec: &Exec) -> Result<()> {
+    /// Writes a slot and its ring to a blob, for which `room` gives as many bytes as it is told: [`Slots::save_bytes`] of the pools that
+    /// there are now, which others may destroy meanwhile.
+    pub fn save<'a>(
+        &self,
+        pair: &Pair,
+        kind: Kind,
+        room: impl FnOnce(u64) -> Result<&'a mut [u8]>,
+        exec: &Exec,
+    ) -> Result<()> {
         self.backend().check_exec(exec)?;
         self.backend().check_wait(exec)?;
-        // A copy: whoever creates or destroys a pool must not wait for the work on this call's stream, nor others for them.
-        let pools = self.pools().clone();
+        let pools = self.copy_of_pools()?;
         self.check_pair(pair, kind, &pools)?;
         let purpose = self.purpose(kind, &pools);
-        let bytes = purpose.blob_bytes(self.payload_bytes(kind, &pools)?);
-        if bytes != blob.len() as u64 {
-            let value = blob.len() as u64;
-            return Err(Error::BufferTooSmall { field: "capacity".into(), value, needed: bytes });
-        }
+        let blob = room(purpose.blob_bytes(self.payload_bytes(kind, &pools)?))?;
         let payload = blob::payload_mut(blob, &purpose);
         let ring = if kind == Kind::Stored {
             let position = self.stored_position(&pools, pair, exec)?;
@@ -239,7 +252,7 @@ impl Slots {
     fn oldest_tags(&self, pools: &[Arc<PoolView>], pair: &Pair, position: i64, exec: &Exec) -> Result<Vec<Vec<i64>>> {
         let mut all = Vec::new();
         for pool in pools {
-            let mut oldest = Vec::new();
+            let mut oldest = collected("the tags of a slot", pool.config.n_layers, std::iter::empty())?;
             for layout in self.saved(Kind::Live, pool)?.iter().filter(|layout| is_tags(layout)) {
                 let mut tags = zeroed("the tags of a slot", layout.bytes as usize * pool.config.n_layers)?;
                 self.read_component(pool, layout, pair, &mut tags, exec)?;
@@ -394,8 +407,7 @@ impl Slots {
         let scratch = self.scratch(pools)?;
         let ids = Lists::new(pair);
         let lists = ids.lists();
-        for (i, layer) in shapes(pools).into_values().flatten() {
-            let Some(pool) = pools.get(i) else { continue };
+        for (pool, layer) in layers_by_shape(pools) {
             let (part, rest) = payload.split_at_mut(portable_bytes(pool));
             payload = rest;
             if let (Some(scratch), Some(_)) = (&scratch, pool.config.family.state()) {
@@ -416,8 +428,7 @@ impl Slots {
     pub fn restore(&self, pair: &Pair, blob: &[u8], generation: Option<u32>, exec: &Exec) -> Result<()> {
         self.backend().check_exec(exec)?;
         self.backend().check_wait(exec)?;
-        // A copy: whoever creates or destroys a pool must not wait for the work on this call's stream, nor others for them.
-        let pools = self.pools().clone();
+        let pools = self.copy_of_pools()?;
         self.check_pair(pair, blob::kind_of(blob), &pools)?;
         let opened = blob::open(blob)?;
         let kind = opened.purpose.kind;
@@ -474,29 +485,35 @@ impl Slots {
         }
         let next = self.read_cursor(pair.ring(), exec)?.generation.wrapping_add(1);
         let generation = generation.unwrap_or(next);
+        let no_windows = self.no_windows(pools)?;
         // From here on the slot is neither the old nor the new one until all is written.
         let cursor = Cursor { position, flush_before, seed, generation, committed: 0 }.to_bytes();
         let at = self.view.cursors.offset(pair.ring() * size_of::<Cursor>() as i64);
         let written = parts
             .into_iter()
             .try_for_each(|(pool, layout, part)| self.write_component(pool, &layout, pair, part, exec))
-            .and_then(|()| self.forget_windows(pools, pair, exec))
+            .and_then(|()| {
+                no_windows
+                    .iter()
+                    .try_for_each(|(pool, layout, none)| self.write_component(pool, layout, pair, none, exec))
+            })
             .and_then(|()| self.backend().write_runs(at, 0, cursor.len(), &cursor, exec));
         written.map_err(half_restored)
     }
 
-    /// As a reset does: the windows that a slot kept without a ring are those of no position any more.
-    fn forget_windows(&self, pools: &[Arc<PoolView>], pair: &Pair, exec: &Exec) -> Result<()> {
+    /// As a reset does: the windows that a slot kept without a ring are those of no position any more. The tags that say so.
+    fn no_windows<'a>(&self, pools: &'a [Arc<PoolView>]) -> Result<Vec<(&'a PoolView, ComponentLayout, Vec<u8>)>> {
+        let mut all = Vec::new();
         for pool in pools {
             for layout in self.saved(Kind::Stored, pool)? {
                 if layout.component == Component::WindowTags {
                     let mut none = zeroed("the tags of a slot", layout.bytes as usize * pool.config.n_layers)?;
                     none.fill(0xFF);
-                    self.write_component(pool, &layout, pair, &none, exec)?;
+                    all.push((pool.as_ref(), layout, none));
                 }
             }
         }
-        Ok(())
+        Ok(all)
     }
 
     fn restore_portable(
@@ -521,8 +538,7 @@ impl Slots {
         let write = || -> Result<()> {
             self.backend().reset(&self.view, pools, &lists, &args, exec)?;
             let mut payload = opened.payload;
-            for (i, layer) in shapes(pools).into_values().flatten() {
-                let Some(pool) = pools.get(i) else { continue };
+            for (pool, layer) in layers_by_shape(pools) {
                 let (part, rest) = payload.split_at(portable_bytes(pool));
                 payload = rest;
                 if let (Some(scratch), Some(_)) = (&scratch, pool.config.family.state()) {

@@ -45,6 +45,8 @@ pub struct Layers {
     view: Arc<PoolView>,
     slots: Arc<Slots>,
     layouts: Vec<ComponentLayout>,
+    /// Bytes that were allocated for it.
+    owned: u64,
     /// Components that were lent.
     lent: Vec<Component>,
 }
@@ -98,7 +100,7 @@ struct FreeList {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while the list was locked left it whole: every change to it is made after all checks.
+    // A panic while the list was locked left it whole: nothing panics between the first of a call's changes and the last.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -130,16 +132,21 @@ impl Slots {
             _counters: counters,
         });
         slots.start_schedule()?;
-        slots.context.log.line(Level::Info, || {
-            let config = &slots.view.config;
+        Ok(slots)
+    }
+
+    /// Says what the slots handle is.
+    pub fn log_created(&self) {
+        self.context.log.line(Level::Info, || {
+            let config = &self.view.config;
             format!(
-                "slots created: {} slots, {} rings, {bytes} bytes of positions; {}",
+                "slots created: {} slots, {} rings, {} bytes of positions; {}",
                 config.n_slots,
                 config.n_rings,
+                config.n_rings as usize * size_of::<Cursor>(),
                 explain::rules(config)
             )
         });
-        Ok(slots)
     }
 
     /// Says that the slots handle goes.
@@ -313,16 +320,17 @@ impl Slots {
     /// Gives ids back. All or none.
     pub fn release(&self, ids: &[i32]) -> Result<()> {
         let mut list = lock(&self.free);
-        let known = |list: &FreeList, id: i32| usize::try_from(id).ok().and_then(|id| list.taken.get(id).copied());
         for (i, &id) in ids.iter().enumerate() {
-            if known(&list, id) != Some(true) || ids[..i].contains(&id) {
-                return Err(Error::invalid(format!("ids[{i}]"), id, "an acquired id, named once"));
+            match usize::try_from(id).ok().and_then(|id| list.taken.get_mut(id)) {
+                // One that is named again is not taken any more.
+                Some(taken) if *taken => *taken = false,
+                _ => {
+                    ids[..i].iter().for_each(|&id| list.taken[id as usize] = true);
+                    return Err(Error::invalid(format!("ids[{i}]"), id, "an acquired id, named once"));
+                }
             }
         }
-        for &id in ids {
-            list.taken[id as usize] = false;
-            list.free.push(id);
-        }
+        list.free.extend(ids);
         Ok(())
     }
 }
@@ -384,12 +392,11 @@ impl Layers {
         if slots.view.config.checks {
             slots.backend().write_guards(&slots.view, &view)?;
         }
+        pools.try_reserve(1).map_err(|_| Error::OutOfMemory { what: "the list of pools".into(), bytes: None })?;
         pools.push(view.clone());
         drop(pools);
         let kinds = lent.iter().map(|l| l.component).collect();
-        let layers = Arc::new(Layers { view, slots, layouts, lent: kinds });
-        layers.log_created(owned, lent.len());
-        Ok(layers)
+        Ok(Arc::new(Layers { view, slots, layouts, owned, lent: kinds }))
     }
 
     /// What it runs on.
@@ -397,8 +404,10 @@ impl Layers {
         self.slots.backend()
     }
 
-    fn log_created(&self, owned: u64, n_lent: usize) {
+    /// Says what the pool is.
+    pub fn log_created(&self) {
         let (slots, config) = (&self.slots.view.config, &self.view.config);
+        let (owned, n_lent) = (self.owned, self.lent.len());
         let log = &self.slots.context.log;
         log.line(Level::Info, || {
             let (slot, ring) = explain::sizes(&self.layouts);

@@ -132,7 +132,8 @@ impl Judge {
             let got = values(out);
             let factor = match s.readout {
                 REPLAYSSM_READOUT_HIGH => 1.0,
-                _ if is_mixed(&s) => 1.0 + f64::from(u8::from(s.stochastic)),
+                _ if is_mixed(&s) && s.stochastic => 2.0,
+                _ if is_mixed(&s) => 1.0,
                 // fp32's 2^-24 for the 2^-14 that the bound has for the ring's terms, and 2^4 for sums.
                 _ => 2f64.powi(-6),
             };

@@ -108,6 +108,13 @@ inline void ptx_copy4(SharedAt to, const void *from, CALLER) {
   __builtin_memcpy(to, from, 4);
 }
 
+inline void ptx_copy16(SharedAt to, const void *from, CALLER) {
+  if ((unsigned long long)to % 16 || (unsigned long long)from % 16) emulated::fail("a copy of sixteen bytes that is not aligned", SITE);
+  __builtin_memcpy(to, from, 16);
+}
+
+inline void ptx_copies_wait() {}
+
 inline void ptx_copies_arrive(SharedAt at) { emulated_arrive(at, 1, 0); }
 
 // ---- Tensor cores ----

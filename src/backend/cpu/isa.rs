@@ -115,7 +115,7 @@ pub(super) use dispatch;
 
 /// Floating-point control as the arithmetic needs it (round to nearest, subnormals kept, exceptions masked), put back
 /// when dropped. Engines like to switch subnormals off in their own threads.
-pub(super) struct FloatControl {
+pub(crate) struct FloatControl {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     saved: u64,
 }
@@ -123,7 +123,7 @@ pub(super) struct FloatControl {
 impl FloatControl {
     /// Saves the control word and sets ours.
     #[inline]
-    pub(super) fn set() -> Self {
+    pub(crate) fn set() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             let mut saved = 0u32;

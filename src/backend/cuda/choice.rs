@@ -15,7 +15,7 @@ pub(super) const MAX_HEADS: i32 = 4;
 pub(super) const MAX_TOKENS: i32 = 8;
 /// Parts of a head at most.
 const MAX_PARTS: i32 = 4;
-const MAX_COLUMNS: i32 = 8;
+pub(super) const MAX_COLUMNS: i32 = 8;
 /// Tokens of a step of Kimi Delta Attention: k and q of all of them are columns of one product.
 pub(super) const MAX_KDA_TOKENS: i32 = MAX_COLUMNS / 2;
 const PLANS: i32 = 3;
@@ -37,7 +37,7 @@ const MAX_WARPS: i32 = 16;
 const FIXED_BYTES: i32 = 97 << 7;
 
 /// The next multiple.
-const fn up(value: i32, to: i32) -> i32 {
+pub(super) const fn up(value: i32, to: i32) -> i32 {
     (value + to - 1) / to * to
 }
 

@@ -11,7 +11,7 @@ use crate::replay::config::{DeltaKind, Family, Format, PoolConfig, Readout, Slot
 use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, PoolView, SlotsView, Tensor};
 
 /// The kernel that could take steps of so many tokens of a pool.
-fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
+pub(super) fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
     let high = match (pool.readout, pool.format) {
         (Readout::High, Format::Split32 | Format::Bf16) => true,
         (Readout::Full, Format::Split32 | Format::F32) => false,
@@ -59,6 +59,19 @@ pub(super) fn is_aligned(tensor: &Tensor) -> bool {
 /// Whether the parts of a component do.
 pub(super) fn part_is_aligned(component: &Component) -> bool {
     (component.base as i64 | component.stride) % 16 == 0
+}
+
+/// Whether all that a step of Mamba-2 brings by 16 bytes at a time does.
+pub(super) fn mamba2_is_aligned(args: &Mamba2Args, family: &Mamba2Params) -> bool {
+    let inputs = [Some(&args.x), Some(&args.b), Some(&args.c), args.z.as_ref()];
+    let parts = [&family.state.checkpoint, &family.ring_x, &family.ring_b, &family.ring_dt];
+    inputs.into_iter().flatten().all(is_aligned) && parts.into_iter().all(part_is_aligned)
+}
+
+/// The same of a delta rule, but for decays per column.
+pub(super) fn delta_is_aligned(args: &DeltaArgs, family: &DeltaParams) -> bool {
+    let parts = [&family.state.checkpoint, &family.ring_k, &family.ring_v, &family.ring_u];
+    [&args.q, &args.k, &args.v].into_iter().all(is_aligned) && parts.into_iter().all(part_is_aligned)
 }
 
 /// What a kernel and its shape come to on the device.
@@ -109,9 +122,7 @@ pub(super) fn mamba2(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
-    let inputs = [Some(&args.x), Some(&args.b), Some(&args.c), args.z.as_ref()];
-    let parts = [&family.state.checkpoint, &family.ring_x, &family.ring_b, &family.ring_dt];
-    if !inputs.into_iter().flatten().all(is_aligned) || !parts.into_iter().all(part_is_aligned) {
+    if !mamba2_is_aligned(args, family) {
         return None;
     }
     let steps = (batch.n_rows, batch.max_tokens);
@@ -132,8 +143,7 @@ pub(super) fn delta(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
-    let parts = [&family.state.checkpoint, &family.ring_k, &family.ring_v, &family.ring_u];
-    if ![&args.q, &args.k, &args.v].into_iter().all(is_aligned) || !parts.into_iter().all(part_is_aligned) {
+    if !delta_is_aligned(args, family) {
         return None;
     }
     // Decays per column are brought as values are.

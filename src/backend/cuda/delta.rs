@@ -1,14 +1,14 @@
 //! Launches of the delta rules: `cuda/delta`.
 
 use super::Cuda;
-use super::decode;
+use super::direct::{self, Turn};
 use super::instances::{Key, Work};
 use super::mamba2::columns_of;
 use super::params::{
     Batch, CHUNK, Carve, Component, DeltaFoldParams, DeltaParams, Fold, GATES_BYTES, List, Place, Slots, State,
     StateTensor, TOKENS, Tensor, gate as numbers, mode as number,
 };
-use super::single;
+use super::{decode, single};
 use crate::error::{Error, Result};
 use crate::replay::config::{DeltaDims, DeltaKind, Family, HeadMap, PoolConfig, Readout};
 use crate::replay::launch::{self, DeltaArgs, Exec, Mode, PoolView, SlotsView};
@@ -64,6 +64,7 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
         cuda.load(parallel)?;
     }
     single::prepare(cuda, pool)?;
+    direct::prepare(cuda, pool)?;
     decode::prepare(cuda, pool)
 }
 
@@ -139,8 +140,12 @@ pub(super) fn run(
     if let Some(done) = single::delta(cuda, &pool.config, mode, batch, args, &params, exec) {
         return done;
     }
-    if !is_serial && let Some(done) = decode::delta(cuda, slots, pool, batch, args, &params, exec) {
-        return done;
+    if !is_serial {
+        let direct = |turn| direct::delta(cuda, slots, pool, batch, args, &params, exec, turn);
+        let pipeline = || decode::delta(cuda, slots, pool, batch, args, &params, exec);
+        if let Some(done) = direct(Turn::First).or_else(pipeline).or_else(|| direct(Turn::Last)) {
+            return done;
+        }
     }
     let key = if is_serial { serial } else { parallel };
     cuda.launch(key, exec, items, threads, carve.bytes(), &params)?;

@@ -29,10 +29,9 @@ const SUCCESS: Status = CUresult::CUDA_SUCCESS as Status;
 const OUT_OF_MEMORY: Status = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
 const INVALID_CONTEXT: Status = CUresult::CUDA_ERROR_INVALID_CONTEXT as Status;
 const DEINITIALIZED: Status = CUresult::CUDA_ERROR_DEINITIALIZED as Status;
-const CONTEXT_IS_DESTROYED: Status = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Status;
 
-/// Whether a context can do nothing any more once a call in it has returned this: by the driver's documentation of each, "any further
-/// CUDA work will return the same error" or the like.
+/// Whether a context can do nothing any more once a call in it has returned this. The driver's documentation says so of most ("any further
+/// CUDA work will return the same error" or the like); after uncorrectable errors of memory or NVLink nothing in it can be trusted.
 fn ends_context(status: Status) -> bool {
     use CUresult as R;
     let known = [
@@ -316,8 +315,8 @@ pub struct Device {
     side: CUstream,
     /// Whose memory and code it has: the context, or of a green one the primary.
     base: CUcontext,
-    /// The call that told first that the context has failed for good, and with what.
-    lost: OnceLock<(&'static str, Status)>,
+    /// What told first that the context has failed for good, and which call.
+    lost: OnceLock<(Status, &'static str)>,
     /// Ordinal.
     pub ordinal: i32,
     /// As "NVIDIA H200".
@@ -344,15 +343,11 @@ struct Inside {
 impl Inside {
     fn enter(device: &Device) -> Result<Self> {
         device.check_alive()?;
-        match Inside::enter_any(device) {
-            Ok(inside) => Ok(inside),
+        Inside::enter_any(device).map_err(|status| match status {
             // Somebody has destroyed it, or the driver ends with the process.
-            Err(status) => {
-                let known =
-                    if matches!(status, INVALID_CONTEXT | DEINITIALIZED) { CONTEXT_IS_DESTROYED } else { status };
-                Err(device.refused(known, "cuCtxPushCurrent"))
-            }
-        }
+            INVALID_CONTEXT | DEINITIALIZED => device.lose(status, "cuCtxPushCurrent"),
+            _ => device.refused(status, "cuCtxPushCurrent"),
+        })
     }
 
     /// Of a context that may have failed, to free what is in it.
@@ -435,11 +430,11 @@ impl Device {
 
     /// Refuses once the context has failed for good, as far as a call of ours has been told.
     pub fn check_alive(&self) -> Result<()> {
-        self.lost.get().map_or(Ok(()), |&(call, status)| Err(self.is_lost(call, status)))
+        self.lost.get().map_or(Ok(()), |&(status, call)| Err(self.is_lost(status, call)))
     }
 
     #[cold]
-    fn is_lost(&self, call: &'static str, status: Status) -> Error {
+    fn is_lost(&self, status: Status, call: &'static str) -> Error {
         Error::DeviceLost { device: self.ordinal, call, code: status as i32, text: self.driver.name_of(status) }
     }
 
@@ -450,11 +445,13 @@ impl Device {
 
     #[cold]
     fn refused(&self, status: Status, call: &'static str) -> Error {
-        if !ends_context(status) {
-            return self.driver.refused(status, call);
-        }
-        let &(call, status) = self.lost.get_or_init(|| (call, status));
-        self.is_lost(call, status)
+        if ends_context(status) { self.lose(status, call) } else { self.driver.refused(status, call) }
+    }
+
+    /// The context has failed for good; what was told first stays.
+    fn lose(&self, status: Status, call: &'static str) -> Error {
+        let &(status, call) = self.lost.get_or_init(|| (status, call));
+        self.is_lost(status, call)
     }
 
     fn look(&mut self, device: CUdevice) -> Result<()> {

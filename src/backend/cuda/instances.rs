@@ -13,6 +13,8 @@ pub enum Work {
     Mamba2Decode,
     /// Mamba-2: FULL and HIGH steps of up to eight tokens, on aligned memory.
     Mamba2Verify,
+    /// Mamba-2: FULL and HIGH steps of up to eight tokens, a block a head, on aligned memory.
+    Mamba2Direct,
     /// Mamba-2: the tail of an extend.
     Mamba2Tail,
     /// Mamba-2: states at held positions.
@@ -27,6 +29,8 @@ pub enum Work {
     DeltaDecode,
     /// Delta rules, as for Mamba-2; with decays per column of up to four tokens.
     DeltaVerify,
+    /// Delta rules with one decay per head, as for Mamba-2.
+    DeltaDirect,
     /// Delta rules, as for Mamba-2.
     DeltaTail,
     /// Delta rules, as for Mamba-2.
@@ -126,6 +130,8 @@ impl Key {
                         (Work::DeltaVerify, false),
                         (Work::DeltaDecode, true),
                         (Work::DeltaVerify, true),
+                        (Work::Mamba2Direct, false),
+                        (Work::DeltaDirect, false),
                     ] {
                         keys.extend(matches!(format, 1 | 3).then(|| key(work, true, kda)));
                         keys.extend(matches!(format, 1 | 2).then(|| key(work, false, kda)));
@@ -170,12 +176,14 @@ impl Key {
             Work::Mamba2Parallel => "mamba2_parallel",
             Work::Mamba2Decode => "mamba2_decode",
             Work::Mamba2Verify => "mamba2_verify",
+            Work::Mamba2Direct => "mamba2_direct",
             Work::Mamba2Tail => "mamba2_tail",
             Work::Mamba2Fold => "mamba2_fold",
             Work::DeltaDecode if self.kda => "kda_decode",
             Work::DeltaDecode => "gdn_decode",
             Work::DeltaVerify if self.kda => "kda_verify",
             Work::DeltaVerify => "gdn_verify",
+            Work::DeltaDirect => "gdn_direct",
             Work::DeltaTail if self.kda => "kda_tail",
             Work::DeltaTail => "gdn_tail",
             Work::DeltaSerial if self.kda => "kda_serial",
@@ -209,9 +217,11 @@ impl Key {
             Work::Mamba2Parallel
                 | Work::Mamba2Decode
                 | Work::Mamba2Verify
+                | Work::Mamba2Direct
                 | Work::DeltaParallel
                 | Work::DeltaDecode
                 | Work::DeltaVerify
+                | Work::DeltaDirect
         ) {
             name += if self.high { "_high" } else { "_full" };
         }
@@ -228,9 +238,11 @@ impl Key {
             Work::Mamba2Single => "mamba2/single.cu",
             Work::Mamba2Parallel => "mamba2/parallel.cu",
             Work::Mamba2Decode | Work::Mamba2Verify => "mamba2/decode.cu",
+            Work::Mamba2Direct => "mamba2/direct.cu",
             Work::Mamba2Tail => "mamba2/tail.cu",
             Work::Mamba2Fold => "mamba2/fold.cu",
             Work::DeltaDecode | Work::DeltaVerify => "delta/decode.cu",
+            Work::DeltaDirect => "delta/direct.cu",
             Work::DeltaTail => "delta/tail.cu",
             Work::DeltaSerial => "delta/serial.cu",
             Work::DeltaSingle => "delta/single.cu",
@@ -262,7 +274,7 @@ impl Key {
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
-            Work::Mamba2Single => true,
+            Work::Mamba2Single | Work::Mamba2Direct | Work::DeltaDirect => true,
             Work::DeltaSingle => self.kda || self.format != 2 || arch == 90,
             Work::Mamba2Parallel => arch < 100,
             Work::DeltaParallel => self.kda,

@@ -1,6 +1,7 @@
 //! Launches of Mamba-2: `cuda/mamba2`.
 
 use super::Cuda;
+use super::direct::{self, Turn};
 use super::instances::{COLUMNS, Key, Work};
 use super::params::{
     Batch, CHUNK, Carve, Component, Fold, GATES_BYTES, List, Mamba2FoldParams, Mamba2Params, Place, Slots, State,
@@ -54,6 +55,7 @@ pub(super) fn prepare(cuda: &Cuda, pool: &PoolConfig) -> Result<()> {
         cuda.load(parallel)?;
     }
     single::prepare(cuda, pool)?;
+    direct::prepare(cuda, pool)?;
     decode::prepare(cuda, pool)
 }
 
@@ -103,8 +105,12 @@ pub(super) fn run(
     };
     let items = batch.n_rows.saturating_mul(i64::from(state.heads) * i64::from(state.parts));
     let threads = state.warps as u32 * 32;
-    if !is_serial && let Some(done) = decode::mamba2(cuda, slots, pool, batch, args, &params, exec) {
-        return done;
+    if !is_serial {
+        let direct = |turn| direct::mamba2(cuda, slots, pool, batch, args, &params, exec, turn);
+        let pipeline = || decode::mamba2(cuda, slots, pool, batch, args, &params, exec);
+        if let Some(done) = direct(Turn::First).or_else(pipeline).or_else(|| direct(Turn::Last)) {
+            return done;
+        }
     }
     if let Some(done) = single::mamba2(cuda, &pool.config, mode, batch, args, &params, exec) {
         return done;

@@ -10,6 +10,7 @@ mod conv1d;
 mod copy;
 mod decode;
 mod delta;
+mod direct;
 mod driver;
 mod fold;
 mod images;
@@ -23,6 +24,7 @@ mod single;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+use self::direct::Turn;
 use self::driver::{Device, DeviceMemory, HostMemory, Kernel, Shape};
 use self::instances::{Key, PTX};
 use self::params::Params;
@@ -34,6 +36,8 @@ use crate::replay::launch::{
 };
 use crate::replay::layout::COUNTER_BYTES;
 
+#[doc(hidden)]
+pub use self::direct::{Preferred, launches as direct_launches, prefer};
 pub use self::driver::{allocations, probe};
 pub use self::images::{IMAGES, architectures};
 #[doc(hidden)]
@@ -179,7 +183,9 @@ impl Backend for Cuda {
     }
 
     fn aligned_launch(&self, slots: &SlotsConfig, pool: &PoolConfig, rows: i64, tokens: i64) -> Option<String> {
-        decode::in_words(self, slots, pool, rows, tokens)
+        let direct = |turn| direct::in_words(self, slots, pool, (rows, tokens), turn);
+        let pipeline = || decode::in_words(self, slots, pool, rows, tokens);
+        direct(Turn::First).or_else(pipeline).or_else(|| direct(Turn::Last))
     }
 
     fn allocate(&self, what: &'static str, bytes: u64) -> Result<Box<dyn Memory>> {

@@ -229,6 +229,37 @@ pub struct Pipeline {
     pub tiles: i32,
 }
 
+/// Where each head has a block of its own in steps of a few tokens: see `cuda/common/types.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Direct {
+    pub rows: i32,
+    pub columns: i32,
+    pub product_stride: i32,
+    pub brings_all: i32,
+    pub value_stride: i32,
+    pub other_stride: i32,
+    pub at_values: i32,
+    pub at_queries: i32,
+    pub at_others: i32,
+    pub at_gates: i32,
+    pub at_weights: i32,
+    pub at_factors: i32,
+    pub at_products: i32,
+    pub at_brought: i32,
+    pub at_sums: i32,
+    pub at_norms: i32,
+    pub at_own: i32,
+}
+
+/// Of steps of a few tokens, a block a head.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Mamba2DirectParams {
+    pub family: Mamba2Params,
+    pub direct: Direct,
+}
+
 /// Of steps of a few tokens.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -279,6 +310,14 @@ pub struct DeltaParams {
 pub struct DeltaDecodeParams {
     pub family: DeltaParams,
     pub pipeline: Pipeline,
+}
+
+/// Of steps of a few tokens, a block a head.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeltaDirectParams {
+    pub family: DeltaParams,
+    pub direct: Direct,
 }
 
 /// A dense state outside the library.
@@ -581,8 +620,10 @@ params!(
     Stats,
     Mamba2Params,
     Mamba2DecodeParams,
+    Mamba2DirectParams,
     DeltaParams,
     DeltaDecodeParams,
+    DeltaDirectParams,
     ConvParams,
     CommitParams,
     ResetParams,
@@ -1019,12 +1060,18 @@ mod tests {
                 at_queries, at_norms, at_products, at_own_gates, at_sums, sum_columns, sums, at_wide, at_units, parts, channels, tiles,
             }
             Mamba2DecodeParams { family, pipeline }
+            Direct {
+                rows, columns, product_stride, brings_all, value_stride, other_stride, at_values, at_queries, at_others, at_gates, at_weights,
+                at_factors, at_products, at_brought, at_sums, at_norms, at_own,
+            }
+            Mamba2DirectParams { family, direct }
             DeltaParams {
                 slots, batch, place, state, ring_k, ring_norm, ring_v, ring_g, ring_beta, ring_u, q, k, v, g, beta, a_log,
                 dt_bias, out, shared, io, u_dtype, ring_rows, qk_heads, is_tiled, gate, has_norm, beta_sigmoid, mode,
                 scale, eps, lower_bound,
             }
             DeltaDecodeParams { family, pipeline }
+            DeltaDirectParams { family, direct }
             StateTensor { data, entry, layer_stride, head, row, dtype, is_transposed, layer, n_layers }
             List {
                 n, first, slots, rings, position, is_inline, has_position, which, inline_slots, inline_rings,

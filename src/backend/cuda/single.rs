@@ -70,6 +70,11 @@ fn warps_of(tiles: i32, heads: i32, n_rows: i64, multiprocessors: u32) -> i32 {
     if tiles == MOST_WARPS + 1 {
         parts = 1;
     }
+    in_parts(tiles, parts, heads, n_rows, multiprocessors)
+}
+
+/// Tiles of a block where heads are in so many parts, or in more of them, where each multiprocessor would not get a block otherwise.
+pub(super) fn in_parts(tiles: i32, mut parts: i32, heads: i32, n_rows: i64, multiprocessors: u32) -> i32 {
     while parts < tiles && n_rows.saturating_mul((heads * parts).into()) * 2 <= multiprocessors.into() {
         parts *= 2;
     }

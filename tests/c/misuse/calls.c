@@ -3,6 +3,7 @@
 #include "misuse.h"
 
 #include <math.h>
+#include <time.h>
 
 static replayssm_status step(const replayssm_batch *batch, const replayssm_mamba2_args *args) {
   return replayssm_mamba2_step(mamba, 0, batch, args, NULL);
@@ -88,6 +89,8 @@ void calls(void) {
   BAD_RINGS(rings.dtype = REPLAYSSM_DTYPE_BF16, INVALID);
   BAD_RINGS(rings.dtype = -1, UNSUPPORTED);
   BAD_RINGS(rings.stride = INT64_MAX / 2, INVALID);
+  BAD_RINGS(rings.reserved = 1, UNSUPPORTED);
+  BAD_RINGS(rings.data = NULL; d.rings.reserved = 1, UNSUPPORTED);
   batch = good_batch();
 #define BAD_PACKED(assignment, word)                                                                                    \
   do {                                                                                                                  \
@@ -141,6 +144,17 @@ void calls(void) {
   BAD_CONV_ARGS(weight.data = NULL, INVALID, "args.weight");
   BAD_CONV_ARGS(out.stride_token = 0, INVALID, "args.out.stride_token");
   BAD_CONV_ARGS(no_silu = 2, UNSUPPORTED, "args.no_silu");
+  /* In place where both have one dtype alone. */
+  replayssm_conv1d_args in_place = good_conv_args();
+  in_place.out = in_place.x;
+  WORKS(conv_step(&batch, &in_place));
+  replayssm_pool_desc desc = good_conv();
+  replayssm_layers *to_bf16 = NULL;
+  desc.out = REPLAYSSM_DTYPE_BF16;
+  WORKS(replayssm_layers_create(slots, &desc, NULL, 0, &to_bf16));
+  in_place.out.dtype = REPLAYSSM_DTYPE_BF16;
+  FAILS(INVALID, "args.out is args.x itself", replayssm_conv1d_step(to_bf16, 0, &batch, &in_place, NULL));
+  replayssm_layers_destroy(to_bf16);
 
   BAD_EXEC(flags = 1, UNSUPPORTED, "exec.flags");
   BAD_EXEC(stream = (replayssm_stream)(uintptr_t)64, REPLAYSSM_ERROR_WRONG_STREAM, "exec.stream");
@@ -276,6 +290,7 @@ void lists(void) {
   BAD_LIST(slots.data = ODD(ids), INVALID, "list.slots");
   BAD_LIST(slots.dtype = REPLAYSSM_DTYPE_F32, INVALID, "list.slots");
   BAD_LIST(slots.data = beyond_slots, INVALID, "list.slots[1]");
+  BAD_LIST(rings.reserved = 1, UNSUPPORTED, "list.rings.reserved");
   BAD_LIST(rings = good_ids(beyond_rings), INVALID, "list.rings[1]");
   BAD_LIST(slots = good_ids(beyond_rings), INVALID, "list.rings[1]");
 
@@ -438,6 +453,8 @@ void copies(void) {
   snapshot = good_snapshot();
   snapshot.dst.data = NULL;
   FAILS(INVALID, "snapshot_args.dst", replayssm_snapshot(slots, &batch, &snapshot, NULL));
+  snapshot.dst.reserved = 1;
+  FAILS(UNSUPPORTED, "snapshot_args.dst.reserved", replayssm_snapshot(slots, &batch, &snapshot, NULL));
   snapshot = good_snapshot();
   snapshot.n_pools = 1;
   FAILS(INVALID, "snapshot_args.pools", replayssm_snapshot(slots, &batch, &snapshot, NULL));
@@ -661,6 +678,62 @@ static void plans_and_blobs(void) {
   CHECK(cursor.generation == 40);
 }
 
+/* Giving back many ids takes time in proportion. */
+static void many_ids(void) {
+  const int many = short_run ? 1 << 12 : 1 << 18;
+  replayssm_slots_desc d = REPLAYSSM_INIT(replayssm_slots_desc);
+  replayssm_slots *made = NULL;
+  int32_t *taken = malloc((size_t)many * sizeof *taken);
+  struct timespec begin, end;
+  d.n_slots = many;
+  WORKS(replayssm_slots_create(context, &d, &made));
+  WORKS(replayssm_acquire(made, many, taken, NULL));
+  clock_gettime(CLOCK_MONOTONIC, &begin);
+  taken[0] = taken[many - 1];
+  FAILS(INVALID, "an acquired id, named once", replayssm_release(made, many, taken));
+  taken[0] = 0;
+  WORKS(replayssm_release(made, many, taken));
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  CHECK(end.tv_sec - begin.tv_sec < 5);
+  WORKS(replayssm_acquire(made, many, taken, NULL));
+  CHECK(taken[0] == many - 1 && taken[many - 1] == 0);
+  replayssm_slots_destroy(made);
+  free(taken);
+}
+
+/* Saved slots of more than an address space: lent memory, which nothing touches at create, is as large as its owner says. */
+static void blobs_too_large(void) {
+  enum { POOLS = 7, COMPONENTS = 8 };
+  replayssm_slots_desc d = REPLAYSSM_INIT(replayssm_slots_desc);
+  replayssm_pool_desc p = REPLAYSSM_INIT(replayssm_pool_desc);
+  replayssm_component components[COMPONENTS];
+  replayssm_lent lent[COMPONENTS];
+  replayssm_slots *made = NULL;
+  replayssm_layers *pools[POOLS];
+  uint64_t bytes = 77;
+  int32_t n = 0;
+  d.n_slots = 1, d.window = 256;
+  p.family = REPLAYSSM_FAMILY_KDA, p.n_layers = 1 << 20, p.io = REPLAYSSM_DTYPE_F32;
+  p.H = p.HV = 1 << 20, p.K = p.V = 256;
+  components[0].struct_size = sizeof components[0];
+  WORKS(replayssm_plan_components(&d, &p, components, COMPONENTS, &n));
+  for (int i = 0; i < n; i++) {
+    lent[i] = REPLAYSSM_INIT(replayssm_lent);
+    lent[i].kind = components[i].kind;
+    lent[i].base = data;
+    lent[i].offset_bytes = (16 - (int64_t)((uintptr_t)data % 16)) % 16;
+  }
+  WORKS(replayssm_slots_create(context, &d, &made));
+  for (int i = 0; i < POOLS; i++) WORKS(replayssm_layers_create(made, &p, lent, n, &pools[i]));
+  replayssm_list l = good_list();
+  l.n = 1;
+  FAILS(UNSUPPORTED, "the size of a saved slot", replayssm_save_bytes(made, REPLAYSSM_SAVE_LIVE, &bytes));
+  FAILS(UNSUPPORTED, "the size of a saved slot", replayssm_save(made, &l, REPLAYSSM_SAVE_LIVE, out, sizeof out, NULL));
+  CHECK(bytes == 77);
+  for (int i = 0; i < POOLS; i++) replayssm_layers_destroy(pools[i]);
+  replayssm_slots_destroy(made);
+}
+
 void ids_and_buffers(void) {
   texts();
   plans_and_blobs();
@@ -689,6 +762,8 @@ void ids_and_buffers(void) {
   FAILS(INVALID, "ids is", replayssm_release(slots, 1, (const int32_t *)ODD(again)));
   WORKS(replayssm_release(slots, RINGS, taken));
   FAILS(INVALID, "ids[0]", replayssm_release(slots, 1, taken));
+  many_ids();
+  if (!short_run) blobs_too_large();
 
   memset(components, 0x5A, sizeof components);
   FAILS(REPLAYSSM_ERROR_BUFFER_TOO_SMALL, "capacity is 4; at least 5",

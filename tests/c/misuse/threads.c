@@ -78,6 +78,46 @@ static void *destroyer(void *argument) {
   return NULL;
 }
 
+/* A pool is destroyed while its slots handle is saved: the blob is that of the pools before or after. */
+static replayssm_layers *leaving;
+
+static void *leave(void *argument) {
+  pthread_barrier_wait(&ready);
+  for (int i = 0; i < *(int *)argument; i++) (void)replayssm_version();
+  replayssm_layers_destroy(leaving);
+  return NULL;
+}
+
+static void save_while_a_pool_goes(void) {
+  enum { ROUNDS = 40, CAPACITY = 1 << 23 };
+  unsigned char *blob = malloc(CAPACITY);
+  replayssm_pool_desc p = good_mamba();
+  replayssm_list list = good_list();
+  list.n = 1;
+  p.n_layers = 1, p.nheads = 128, p.headdim = p.dstate = 64;
+  CHECK(pthread_barrier_init(&ready, NULL, 2) == 0);
+  for (int round = 0; round < (short_run ? 1 : ROUNDS); round++) {
+    replayssm_slots_desc s = good_slots();
+    replayssm_slots *made = NULL;
+    replayssm_layers *stays = NULL;
+    pthread_t thread;
+    int delay = round * 20000;
+    WORKS(replayssm_slots_create(context, &s, &made));
+    WORKS(replayssm_layers_create(made, &p, NULL, 0, &stays));
+    WORKS(replayssm_layers_create(made, &p, NULL, 0, &leaving));
+    CHECK(pthread_create(&thread, NULL, leave, &delay) == 0);
+    pthread_barrier_wait(&ready);
+    for (int i = 0; i < 4; i++) WORKS(replayssm_save(made, &list, REPLAYSSM_SAVE_LIVE, blob, CAPACITY, NULL));
+    CHECK(pthread_join(thread, NULL) == 0);
+    WORKS(replayssm_save(made, &list, REPLAYSSM_SAVE_LIVE, blob, CAPACITY, NULL));
+    CHECK(blob[68] == 1);
+    replayssm_layers_destroy(stays);
+    replayssm_slots_destroy(made);
+  }
+  pthread_barrier_destroy(&ready);
+  free(blob);
+}
+
 void threads(void) {
   pthread_t thread[2];
   int number[2] = {0, 1};
@@ -102,4 +142,5 @@ void threads(void) {
     destroyed_slots(contested);
   }
   pthread_barrier_destroy(&ready);
+  save_while_a_pool_goes();
 }
