@@ -111,6 +111,13 @@ a block a head of a delta rule without beta~cuda/delta/direct.cu~s/k\.gates\[t\]
 a block a head of a delta rule forgets tokens before~cuda/delta/direct.cu~s/y = fma\(of\[i\], u\[i\], y\);/y = fma(0.0f, u[i], y);/~--test decode few_several_gdn
 a block a head of a delta rule folds u for v~cuda/delta/direct.cu~s/bring_half\(half, memory \+ d\.at_values, d\.value_stride, folded/bring_half(half, memory + d.at_others, 0, folded/~--test decode few_gdn_of_split32
 a block a head of a delta rule takes its first part's channels for all~cuda/delta/direct.cu~s/(VALUE_BYTES\)) \+ first \* VALUE_BYTES/$1/~--test decode few_parts
+a block a head does not let keys decay per column~cuda/delta/direct_kda.cuh~s/\[pair\], elapsed\);/[pair], make_float2(0.0f, 0.0f));/~--test decode few_kda_of_split32
+a block a head sums log decays of its own records alone~cuda/delta/direct_kda.cuh~s/float2 elapsed = newer;/float2 elapsed = make_float2(0.0f, 0.0f);/~--test decode few_kda_of_split32
+a block a head reads the checkpoint as if it stood at the step~cuda/delta/direct_kda.cuh~s/d\.at_reached, true, ring_rows/d.at_reached, false, ring_rows/~--test decode few_kda_of_split32
+a block a head takes decays of one tile for all~cuda/delta/direct_kda.cuh~s/bool apart = stand_apart\(p\.state\);/bool apart = false;/~--test decode tiles_that_stand
+a block a head multiplies upper parts of columns alone~cuda/delta/direct_kda.cuh~s/(second\[n\], upper), rest,/$1, right,/~--test decode few_kda_of_split32
+a block a head folds all columns as slow ones~cuda/delta/direct_kda.cuh~s/__ballot_sync\(0xFFFFFFFFu, decay\.slow\)/0xFFFFFFFFu/~--test decode slow_and_fast
+a block a head brings tokens to each other without decays~cuda/delta/direct_kda.cuh~s/t > i \? add_log\(elapsed\[e\], g\[e\]\) : 0\.0f/0.0f/~--test decode few_several_kda
 a kernel of single tokens stores a record late~cuda/mamba2/single.cu~s/stop = progress\.stop;/stop = progress.stop > 1 ? progress.stop - 1 : 0;/~--test single few_of_mamba2
 a kernel of single tokens takes its record's gates from elsewhere~cuda/mamba2/single.cu~s/row_behind\(oldest, lane, p\.ring_rows\)/row_behind(oldest, lane + 1, p.ring_rows)/~--test single few_of_mamba2
 a kernel of single tokens skips a ring row~cuda/common/single.cuh~s/i32 row = first \+ i;/i32 row = first + i + (i > 1);/~--test single few_of_gdn

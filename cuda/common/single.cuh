@@ -418,6 +418,32 @@ DEVICE void decay(Cells &t, float factor, bool slow) {
   }
 }
 
+// Decays a tile by factors of its columns, with a bit for each that is slow: fma(S, f, S) where the decay is slow; where it is fast fma(S, f, -0), which is S f to the last bit and sign. Mostly all are slow.
+DEVICE void decay_columns(Cells &t, const float *factors, const u32 *slow_bits) {
+  uint4 slow = *(const uint4 *)slow_bits;
+  Operand f = operand(factors);
+  if ((slow.x & slow.y & slow.z & slow.w) == ~0u) {
+#pragma unroll
+    for (i32 r = 0; r < ROWS; r++)
+#pragma unroll
+      for (i32 j = 0; j < BLOCKS; j++)
+#pragma unroll
+        for (i32 e = 0; e < WIDE; e++) t.v[r][j][e] = fma(t.v[r][j][e], f.v[j][e], t.v[r][j][e]);
+    return;
+  }
+  u32 words[BLOCKS] = {slow.x, slow.y, slow.z, slow.w};
+#pragma unroll
+  for (i32 j = 0; j < BLOCKS; j++) {
+    u32 bits = words[j] >> lane4_of().column;
+#pragma unroll
+    for (i32 e = 0; e < WIDE; e++) {
+      bool is_slow = bits >> e & 1;
+#pragma unroll
+      for (i32 r = 0; r < ROWS; r++) t.v[r][j][e] = fma(t.v[r][j][e], f.v[j][e], is_slow ? t.v[r][j][e] : -0.0f);
+    }
+  }
+}
+
 // S = fma(a, row, S).
 DEVICE void rank_one(Cells &t, const float (&a)[ROWS], const Operand &o) {
 #pragma unroll

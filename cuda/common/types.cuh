@@ -295,6 +295,11 @@ struct Direct {
   // Of delta rules.
   i32 at_norms;
   i32 at_own;
+  // With decays per column.
+  i32 at_logs;
+  i32 at_columns;
+  i32 at_reached;
+  i32 at_elapsed;
 };
 
 struct Mamba2DirectParams {

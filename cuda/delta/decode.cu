@@ -13,6 +13,7 @@
 // Tiles that FULL reads at a time: with more of them it needs more registers than there are on later architectures.
 #define FULL_TILES (__CUDA_ARCH__ >= 1000 ? 1 : INSTANCE_FORMAT == FORMAT_F32 ? 4 : 2)
 #include "../common/decode.cuh"
+#include "rule.cuh"
 
 namespace decode {
 
@@ -45,13 +46,6 @@ struct Delta {
     i32 key = key_head(p, item), each = p.family.state.heads / p.family.qk_heads;
     i32 within = (item % (p.pipeline.items_per_row / p.family.qk_heads) * p.pipeline.heads_per_item + h) / parts_of(p.pipeline);
     return p.family.is_tiled ? key + within * p.family.qk_heads : key * each + within;
-  }
-
-  // What a gate makes of its input, of a head with a = exp(A_log).
-  static DEVICE float gate_of(const DeltaParams &p, float a, float x) {
-    if (p.gate == GATE_SOFTPLUS) return -__fmul_rn(a, softplus(x));
-    if (p.gate == GATE_LOWER_BOUND) return __fmul_rn(p.lower_bound, sigmoid(__fmul_rn(a, x)));
-    return x;
   }
 
   // Plans one head of an item; a lane each, the heads of an item next to each other.
@@ -107,7 +101,7 @@ struct Delta {
         }
         gates[t] = make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, g);
       }
-      to.leads = (p.is_tiled ? head < p.qk_heads : head % (s.heads / p.qk_heads) == 0);
+      to.leads = leads(p, head);
       to.part = (i16)part;
       if (bad) {
         if (part == 0) fault(p.slots, FAULT_POSITION, r.slot, row, p.place.pool, p.place.layer);
@@ -211,23 +205,6 @@ struct Delta {
   }
 
   static DEVICE i32 passes_of(i32 len) { return len <= FEW ? 1 : 2; }
-
-  // Reciprocal norm of a row of keys, in the canonical order; a warp's work.
-  static DEVICE float norm_of(const DeltaParams &p, const char *row) {
-    if (!p.has_norm) return 1.0f;
-    float c = 0.0f;
-#pragma unroll
-    for (i32 j = 0; j < BLOCKS; j++) {
-      float v = from_bf16(((const u16 *)row)[BLOCK * j + lane_index()]);
-      c = fma(v, v, c);
-    }
-    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 4));
-    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 2));
-    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 1));
-    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 8));
-    c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 16));
-    return rsqrt(__fadd_rn(c, p.eps));
-  }
 
   // Reciprocal norms of the step's keys and queries.
   static DEVICE void weigh_norms(const Params &p, const Job &job) {

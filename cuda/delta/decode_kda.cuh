@@ -86,29 +86,11 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
                 (u32)((part == 0 ? before : n - before) * LOG_BYTES)};
   }
 
-  // The lane's columns of a row.
-  static DEVICE void load_lane(const void *row, i32 dtype, float (&v)[OF_LANE]) {
-    if (dtype == F32) {
-      float4 four = ((const float4 *)row)[lane_index()];
-      v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-    } else {
-      uint2 two = ((const uint2 *)row)[lane_index()];
-      u32 words[2] = {two.x, two.y};
-#pragma unroll
-      for (i32 e = 0; e < OF_LANE; e++) {
-        u16 x = (u16)(words[e / 2] >> e % 2 * 16);
-        v[e] = dtype == BF16 ? from_bf16(x) : from_f16(x);
-      }
-    }
-  }
-  // Key of a record or token, query of a token.
-  static DEVICE void load_key(const Job &job, i32 i, float (&v)[OF_LANE]) { load_lane(job.keys + i * ROW_BYTES, BF16, v); }
+  // The lane's columns of the key of a record or token, and of the query of a token.
+  static DEVICE void load_key(const Job &job, i32 i, float (&v)[OF_LANE]) { load_four(job.keys + i * ROW_BYTES, BF16, v); }
   static DEVICE void load_query(const Pipeline &s, const Job &job, i32 t, float (&v)[OF_LANE]) {
-    load_lane(job.keys + s.at_queries + t * ROW_BYTES, BF16, v);
+    load_four(job.keys + s.at_queries + t * ROW_BYTES, BF16, v);
   }
-
-  // Sums of log decays are kept as logarithms to base 2.
-  static DEVICE float add_log(float sum, float g) { return fma(g, 1.44269504f, sum); }
 
   // ---- The weigher ----
 
@@ -136,11 +118,11 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
     const Pipeline &s = params.pipeline;
     float bias[OF_LANE] = {}, x[OF_LANE], a = job.gates[0].y;
     bool has_bias = p.dt_bias.data;
-    if (has_bias) load_lane(token_logs_at(s, job.keys, s.tokens), p.dt_bias.dtype, bias);
+    if (has_bias) load_four(token_logs_at(s, job.keys, s.tokens), p.dt_bias.dtype, bias);
 #pragma unroll 1
     for (i32 t = 0; t < job.item->len; t++) {
       float *row = token_logs_at(s, job.keys, t);
-      load_lane(row, p.g.dtype, x);
+      load_four(row, p.g.dtype, x);
 #pragma unroll
       for (i32 e = 0; e < OF_LANE; e++) x[e] = has_bias ? __fadd_rn(x[e], bias[e]) : x[e];
       if (p.gate == GATE_SOFTPLUS) {
@@ -170,7 +152,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       bool exists = t < len;
       i32 of = exists ? t : 0;
       float g[OF_LANE], k[OF_LANE], q[OF_LANE];
-      load_lane(token_logs_at(s, job.keys, of), F32, g);
+      load_four(token_logs_at(s, job.keys, of), F32, g);
       load_key(job, n + of, k);
       load_query(s, job, of, q);
 #pragma unroll
@@ -248,7 +230,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       i32 at = exists ? first + r : 0;
       float k[OF_LANE], g[OF_LANE];
       load_key(job, at, k);
-      load_lane(logs_at(s, job, at), F32, g);
+      load_four(logs_at(s, job, at), F32, g);
 #pragma unroll
       for (i32 e = 0; e < OF_LANE; e++) {
         float x = __fmul_rn(k[e], ptx_exp2_flush(elapsed[e]));
@@ -276,7 +258,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       for (i32 t = 0; t < FEW; t++) {
         if (t < i || t >= len) continue;
         float g[OF_LANE], k[OF_LANE], q[OF_LANE];
-        load_lane(token_logs_at(s, job.keys, t), F32, g);
+        load_four(token_logs_at(s, job.keys, t), F32, g);
         load_key(job, n + t, k);
         load_query(s, job, t, q);
 #pragma unroll
@@ -319,7 +301,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
 #pragma unroll 4
     for (i32 i = job.item->records - 1; i >= from; i--) {
       float g[OF_LANE];
-      load_lane(logs_at(s, job, i), F32, g);
+      load_four(logs_at(s, job, i), F32, g);
 #pragma unroll
       for (i32 e = 0; e < OF_LANE; e++) elapsed[e] = add_log(elapsed[e], g[e]);
     }
@@ -517,7 +499,7 @@ struct Kda : Delta<FORMAT_, HIGH_, true> {
       i32 at = job.item->at + t;
       if (at >= params.family.ring_rows) at -= params.family.ring_rows;
       float g[OF_LANE];
-      load_lane(token_logs_at(params.pipeline, job.keys, t), F32, g);
+      load_four(token_logs_at(params.pipeline, job.keys, t), F32, g);
       ((float4 *)(job.head->gate_ring + at * LOG_BYTES))[lane_index()] =
           make_float4(canonical(g[0]), canonical(g[1]), canonical(g[2]), canonical(g[3]));
     }

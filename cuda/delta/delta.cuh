@@ -10,6 +10,7 @@
 // history does.
 #pragma once
 #include "../common/block.cuh"
+#include "rule.cuh"
 
 namespace delta {
 
@@ -54,21 +55,13 @@ DEVICE float2 *weights(const DeltaParams &p, i32 row) { return (float2 *)(shared
 // GDN: what this warp's checkpoint decays by up to each token of a block.
 DEVICE float *factors(const DeltaParams &p) { return floats(p, AT_NEWER) + warp_of() * TOKENS; }
 
-DEVICE i32 value_heads_per_key(const DeltaParams &p) { return p.state.heads / p.qk_heads; }
-DEVICE i32 key_head(const DeltaParams &p) {
-  return p.is_tiled ? work().head % p.qk_heads : work().head / value_heads_per_key(p);
-}
-// Whether this value head is the first of those that share its key head.
-DEVICE bool leads(const DeltaParams &p) {
-  return p.is_tiled ? work().head < p.qk_heads : work().head % value_heads_per_key(p) == 0;
-}
 DEVICE bool keeps_u(const DeltaParams &p) { return p.state.readout != READOUT_EXACT; }
 
 DEVICE float *norm_at(const DeltaParams &p, i64 at) {
-  return (float *)record_at(p.ring_norm, key_head(p), at, p.ring_rows, 4);
+  return (float *)record_at(p.ring_norm, key_head(p, work().head), at, p.ring_rows, 4);
 }
 DEVICE char *k_at(const DeltaParams &p, i64 at) {
-  return record_at(p.ring_k, key_head(p), at, p.ring_rows, p.state.columns * size_of(p.io));
+  return record_at(p.ring_k, key_head(p, work().head), at, p.ring_rows, p.state.columns * size_of(p.io));
 }
 // From the block's first channel on.
 DEVICE char *v_at(const DeltaParams &p, i64 at) {
@@ -111,15 +104,6 @@ DEVICE void load_lanes(float (&v)[N], const char *from, i32 dtype, i32 n) {
     v[j] = dtype == F32 ? from_bits(word[j]) : dtype == BF16 ? from_bits(word[j] << 16) : from_f16((u16)word[j]);
 }
 
-// Butterflies over the lanes, which hold a class each.
-DEVICE float sum_lanes(float c) {
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 4));
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 2));
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 1));
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 8));
-  return __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 16));
-}
-
 // Reciprocal norm of a row, a warp's work.
 template <i32 NC>
 DEVICE float norm_of(const DeltaParams &p, const float (&v)[NC]) {
@@ -156,13 +140,13 @@ template <Rows ROWS, i32 NC>
 DEVICE void stage_k(const DeltaParams &p, float *to, i64 at) {
   const Work &w = work();
   bool own = is_own<ROWS>(at);
-  stage_key<NC>(p, to, own ? span_at(w.span, p.k, at - w.position, key_head(p)) : k_at(p, at), own ? nullptr : norm_at(p, at));
+  stage_key<NC>(p, to, own ? span_at(w.span, p.k, at - w.position, key_head(p, work().head)) : k_at(p, at), own ? nullptr : norm_at(p, at));
 }
 
 // Query of token t.
 template <i32 NC>
 DEVICE void stage_q(const DeltaParams &p, float *to, i64 t) {
-  stage_key<NC>(p, to, span_at(work().span, p.q, t, key_head(p)), nullptr);
+  stage_key<NC>(p, to, span_at(work().span, p.q, t, key_head(p, work().head)), nullptr);
 }
 
 // Decodes the block's channels of a row, a warp's work.
@@ -183,13 +167,6 @@ DEVICE void stage_v(const DeltaParams &p, float *to, i64 at) {
   const char *from = is_own<ROWS>(at) ? span_at(w.span, p.v, at - w.position, w.head) + first_channel(p.state) * size_of(p.io)
                                       : v_at(p, at);
   stage_channels(p, to, from, p.io);
-}
-
-// What a gate makes of its input, of a head with a = exp(A_log).
-DEVICE float gate_of(const DeltaParams &p, float a, float x) {
-  if (p.gate == GATE_SOFTPLUS) return -__fmul_rn(a, softplus(x));
-  if (p.gate == GATE_LOWER_BOUND) return __fmul_rn(p.lower_bound, sigmoid(__fmul_rn(a, x)));
-  return x;
 }
 
 DEVICE float gate_factor(const DeltaParams &p) {
@@ -350,8 +327,8 @@ DEVICE void write_records(const DeltaParams &p, i64 from) {
           to[i] = canonical(gate_of(p, a, x));
         }
       }
-    } else if (leads(p)) {
-      const char *k = span_at(w.span, p.k, t, key_head(p));
+    } else if (leads(p, work().head)) {
+      const char *k = span_at(w.span, p.k, t, key_head(p, work().head));
       copy_elements(k_at(p, at), k, size, n, lane_index(), WARP);
       float v[NC];
       load_lanes(v, k, p.io, n);

@@ -1,4 +1,5 @@
-// Gated DeltaNet: FULL and HIGH steps of up to eight tokens, a block a head or a part of one. How it is done stands in ../common/direct.cuh.
+// Delta rules: FULL and HIGH steps of up to eight tokens, a block a head or a part of one. How it is done stands in ../common/direct.cuh, and what is
+// different with Kimi Delta Attention in direct_kda.cuh.
 //
 //   u_t = beta_t (v_t - S0 (e^{G_t} kh_t) - sum_{j<t} u_j (e^{G(j,t)} kh_j) . kh_t)
 //   o_t = scale (S0 (e^{G_t} qh_t) + sum_{j<=t} u_j (e^{G(j,t)} kh_j) . qh_t)
@@ -6,8 +7,9 @@
 // Keys are k, columns k and q of each token, raw, and scaled by their norms afterwards; values are u, and where records are folded v; what else a
 // token brings is v.
 //
-// INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL.
+// INSTANCE_FORMAT: the checkpoint's. INSTANCE_HIGH: whether the readout is HIGH rather than FULL. INSTANCE_KDA: whether decays are per column.
 #include "../common/direct.cuh"
+#include "rule.cuh"
 
 namespace direct {
 
@@ -35,41 +37,18 @@ DEVICE float column_norm(const Direct &d, i32 ring_rows, i32 column, i32 len) {
   return is_query(column, len) ? query_norms_at(d)[t] : norms_at(d)[ring_rows + t];
 }
 
-DEVICE i32 key_head(const DeltaParams &p, i32 head) {
-  return p.is_tiled ? head % p.qk_heads : head / (p.state.heads / p.qk_heads);
+DEVICE float gate_factor(const DeltaParams &p, const Item &item) {
+  return p.a_log.data ? exp(load_one(tensor_at(p.a_log, 0, 0, item.head), p.a_log.dtype)) : 1.0f;
 }
 
-// Whether this value head is the first of those that share its key head.
-DEVICE bool leads(const DeltaParams &p, i32 head) {
-  return p.is_tiled ? head < p.qk_heads : head % (p.state.heads / p.qk_heads) == 0;
-}
-
-// beta and g of a token.
+// beta of a token, and g where it is of the head.
+template <bool IS_KDA>
 DEVICE float2 gates_of(const DeltaParams &p, const Item &item, i32 t) {
-  float beta = load_one(span_at(item.span, p.beta, t, item.head), p.beta.dtype), g = load_one(span_at(item.span, p.g, t, item.head), p.g.dtype);
-  float a = 1.0f;
-  if (p.a_log.data) a = exp(load_one(tensor_at(p.a_log, 0, 0, item.head), p.a_log.dtype));
+  float beta = load_one(span_at(item.span, p.beta, t, item.head), p.beta.dtype);
+  if constexpr (IS_KDA) return make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, 0.0f);
+  float g = load_one(span_at(item.span, p.g, t, item.head), p.g.dtype), a = gate_factor(p, item);
   if (p.dt_bias.data) g = __fadd_rn(g, load_one(tensor_at(p.dt_bias, 0, 0, item.head), p.dt_bias.dtype));
-  if (p.gate == GATE_SOFTPLUS) g = -__fmul_rn(a, softplus(g));
-  if (p.gate == GATE_LOWER_BOUND) g = __fmul_rn(p.lower_bound, sigmoid(__fmul_rn(a, g)));
-  return make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, g);
-}
-
-// Reciprocal norm of a row of keys, in the canonical order; a warp's work.
-DEVICE float norm_of(const DeltaParams &p, const char *row) {
-  if (!p.has_norm) return 1.0f;
-  float c = 0.0f;
-#pragma unroll
-  for (i32 j = 0; j < BLOCKS; j++) {
-    float v = from_bf16(((const u16 *)row)[BLOCK * j + lane_index()]);
-    c = fma(v, v, c);
-  }
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 4));
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 2));
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 1));
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 8));
-  c = __fadd_rn(c, __shfl_xor_sync(0xFFFFFFFFu, c, 16));
-  return rsqrt(__fadd_rn(c, p.eps));
+  return make_float2(p.beta_sigmoid ? sigmoid(beta) : beta, gate_of(p, a, g));
 }
 
 // Of the step's keys and queries, a warp each.
@@ -95,6 +74,12 @@ DEVICE void weigh_tokens(const Direct &d, i32 ring_rows, i32 len) {
     own_at(d)[i] = brings;
   }
 }
+
+}  // namespace direct
+
+#include "direct_kda.cuh"
+
+namespace direct {
 
 // From sums to outputs, and records of v and u, by forward substitution: of each channel of the tile one lane has what k reads, and another one,
 // behind those of all channels, what q reads.
@@ -142,6 +127,7 @@ DEVICE void substitute(const DeltaParams &p, const Direct &d) {
 
 // The rest of the tokens' records: g and beta of the head; k and its norm, if it is the first of its key head. Statistics, once for all heads
 // of a row.
+template <bool IS_KDA>
 DEVICE void put_records(const DeltaParams &p, const Direct &d, bool high) {
   const Known &k = known();
   const Item &item = k.item;
@@ -152,9 +138,10 @@ DEVICE void put_records(const DeltaParams &p, const Direct &d, bool high) {
   if (thread < len) {
     i32 row = row_behind(k.at, thread, p.ring_rows);
     *(float *)record_in(p.ring_beta, k.item.ring, item.head, row, p.ring_rows, 4) = canonical(k.gates[thread].x);
-    *(float *)record_in(p.ring_g, k.item.ring, item.head, row, p.ring_rows, 4) = canonical(k.gates[thread].y);
+    if (!IS_KDA) *(float *)record_in(p.ring_g, k.item.ring, item.head, row, p.ring_rows, 4) = canonical(k.gates[thread].y);
     if (is_first) *(float *)record_in(p.ring_norm, k.item.ring, key, row, p.ring_rows, 4) = canonical(norms_at(d)[p.ring_rows + thread]);
   }
+  if constexpr (IS_KDA) put_logs(p, d);
   if (is_first) {
 #pragma unroll 1
     for (i32 i = thread; i < len * UNITS; i += blockDim.x) {
@@ -164,14 +151,14 @@ DEVICE void put_records(const DeltaParams &p, const Direct &d, bool high) {
   }
   if (item.head != 0 || thread != 0) return;
   u64 elements = (u64)s.heads * s.rows * COLUMNS, state = elements * (s.format <= FORMAT_F32 ? 4 : 2);
-  u64 keys = (u64)p.qk_heads * (ROW_BYTES + 4) + (u64)s.heads * 4, values = (u64)s.heads * (s.rows * 2 + 4), u = (u64)s.heads * s.rows * (high ? 2 : 4);
+  u64 keys = (u64)p.qk_heads * (ROW_BYTES + 4) + (u64)s.heads * 4 * (IS_KDA ? COLUMNS : 1), values = (u64)s.heads * (s.rows * 2 + 4), u = (u64)s.heads * s.rows * (high ? 2 : 4);
   u64 folds = k.folds ? (u64)(k.stop[0] - k.from[0]) : 0;
   tally(p.slots, k.folds ? (u64)s.heads * s.tiles : 0, high && !k.folds && s.format == FORMAT_SPLIT32 ? elements * 2 : state, k.folds ? state : 0,
         folds * (keys + values) + ((u64)k.held - folds) * (keys + u), (u64)len * (keys + values + u));
 }
 
 // Folds the warp's tile, once v of its records has come.
-template <i32 FORMAT>
+template <i32 FORMAT, bool IS_KDA>
 DEVICE void fold_tile(const DeltaParams &p, const Direct &d) {
   const Known &k = known();
   i32 i = k.from[warp_of()], stop = k.stop[warp_of()];
@@ -182,8 +169,12 @@ DEVICE void fold_tile(const DeltaParams &p, const Direct &d) {
 #pragma unroll 1
   for (; i < stop; i++) {
     i32 row = row_behind(k.oldest, i, p.ring_rows);
-    float2 factor = factors_at(d)[row];
-    decay(t, factor.x, bits_of(factor.y));
+    if constexpr (IS_KDA) {
+      decay_columns(t, (const float *)log_at(d, row), slow_at(d, row));
+    } else {
+      float2 factor = factors_at(d)[row];
+      decay(t, factor.x, bits_of(factor.y));
+    }
     Operand key = key_operand<true>(row, norms_at(d)[row]);
     float v = from_bf16(((const u16 *)value_at(d, row))[warp_of() * TILE + lane4_of().row + dot_row()]), us[ROWS];
     of_rows(us, __fmul_rn(gates_at(d)[row].x, __fsub_rn(v, dot(t, key))));
@@ -192,7 +183,7 @@ DEVICE void fold_tile(const DeltaParams &p, const Direct &d) {
   store_folded<FORMAT>(t, p.state);
 }
 
-template <i32 FORMAT, bool HIGH>
+template <i32 FORMAT, bool HIGH, bool IS_KDA>
 DEVICE void delta(const DeltaDirectParams &params) {
   constexpr i32 VALUE_BYTES = HIGH ? 2 : 4;
   const DeltaParams &p = params.family;
@@ -209,6 +200,9 @@ DEVICE void delta(const DeltaDirectParams &params) {
   if (is_mine(0)) bring(memory + ring_rows * KEY_STRIDE, KEY_STRIDE, span_at(item.span, p.k, 0, key), p.k.token * 2, len, UNITS);
   if (is_mine(1)) bring(memory + d.at_queries, KEY_STRIDE, span_at(item.span, p.q, 0, key), p.q.token * 2, len, UNITS);
   if (is_mine(2)) bring(memory + d.at_others, d.other_stride, span_at(item.span, p.v, 0, item.head) + first * 2, p.v.token * 2, len, units);
+  if constexpr (IS_KDA) {
+    if (is_mine(3)) bring_gates(p, d, memory, item, len);
+  }
 
   resolve(p.slots, p.batch, p.place, named, item);
   if (!item.live || len == 0) {
@@ -224,52 +218,70 @@ DEVICE void delta(const DeltaDirectParams &params) {
   if (warp == 0) stands = ask_stands(p.slots, p.batch, s, item);
   const char *keys = record_in(p.ring_k, item.ring, key, 0, ring_rows, ROW_BYTES);
   const char *values = record_in(p.ring_u, item.ring, item.head, 0, ring_rows, s.rows * VALUE_BYTES) + first * VALUE_BYTES;
+  const char *logs = IS_KDA ? record_in(p.ring_g, item.ring, item.head, 0, ring_rows, LOG_BYTES) : nullptr;
   if (is_mine(2)) {
     const char *betas = record_in(p.ring_beta, item.ring, item.head, 0, ring_rows, 4), *gs = record_in(p.ring_g, item.ring, item.head, 0, ring_rows, 4);
     const char *norms = record_in(p.ring_norm, item.ring, key, 0, ring_rows, 4);
 #pragma unroll 1
     for (i32 i = lane; i < ring_rows; i += WARP) {
       ptx_copy4(memory + (d.at_gates + 8 * i), betas + 4 * i);
-      ptx_copy4(memory + (d.at_gates + 8 * i + 4), gs + 4 * i);
+      if (!IS_KDA) ptx_copy4(memory + (d.at_gates + 8 * i + 4), gs + 4 * i);
       ptx_copy4(memory + (d.at_norms + 4 * i), norms + 4 * i);
     }
   }
-  if (d.brings_all) bring_records<VALUE_BYTES>(d, memory, keys, values, s.rows * VALUE_BYTES, 0, ring_rows, ring_rows, units);
+  if (d.brings_all) {
+    bring_records<VALUE_BYTES>(d, memory, keys, values, s.rows * VALUE_BYTES, 0, ring_rows, ring_rows, units);
+    if constexpr (IS_KDA) bring_logs(d, memory, logs, 0, ring_rows, ring_rows);
+  }
   // Beside a tile of FULL there are no registers for what else is brought.
-  if constexpr (!HIGH) ask_seen<FORMAT>(seen, s, item.tile);
-  if (warp == last) leave_gates(lane < len ? gates_of(p, item, lane) : make_float2(0.0f, 0.0f), len);
+  if constexpr (IS_KDA && !HIGH) {
+    prefetch_tile<FORMAT>(s, item.tile, false);
+  } else if constexpr (!HIGH) {
+    ask_seen<FORMAT>(seen, s, item.tile);
+  }
+  if (warp == last) {
+    leave_gates(lane < len ? gates_of<IS_KDA>(p, item, lane) : make_float2(0.0f, 0.0f), len);
+    if constexpr (IS_KDA) *(float *)elapsed_at(d) = gate_factor(p, item);
+  }
   if (warp == 0) leave_stands(p.slots, s, item, stands, ring_rows);
   if (!d.brings_all) {
     __syncthreads();
-    if (k.held > 0) bring_records<VALUE_BYTES>(d, memory, keys, values, s.rows * VALUE_BYTES, k.oldest, k.held, ring_rows, units);
+    if (k.held > 0) {
+      bring_records<VALUE_BYTES>(d, memory, keys, values, s.rows * VALUE_BYTES, k.oldest, k.held, ring_rows, units);
+      if constexpr (IS_KDA) bring_logs(d, memory, logs, k.oldest, k.held, ring_rows);
+    }
   }
   ptx_copies_wait();
   __syncthreads();
   if (k.held < 0) return give_up(p.slots, p.place, s, p.out);
 
-  leave_norms(p, d, len);
   i32 passes = passes_of(len);
   float y[2][4] = {};
-  const char *columns[2] = {column_at(d, ring_rows, lane / 4, len), column_at(d, ring_rows, MAX_COLUMNS + lane / 4, len)};
-  if (passes == 1) {
-    const char *few[1] = {columns[0]};
-    multiply_seen<FORMAT, HIGH, 1>(seen, few, y);
+  if constexpr (IS_KDA) {
+    weigh_columns<FORMAT, HIGH>(p, d, seen, len, y);
   } else {
-    multiply_seen<FORMAT, HIGH, 2>(seen, columns, y);
-  }
+    leave_norms(p, d, len);
+    const char *columns[2] = {column_at(d, ring_rows, lane / 4, len), column_at(d, ring_rows, MAX_COLUMNS + lane / 4, len)};
+    if (passes == 1) {
+      const char *few[1] = {columns[0]};
+      multiply_seen<FORMAT, HIGH, 1>(seen, few, y);
+    } else {
+      multiply_seen<FORMAT, HIGH, 2>(seen, columns, y);
+    }
 #pragma unroll 1
-  for (i32 pass = 0; pass < passes; pass++)
-    multiply_keys(d, column_at(d, ring_rows, pass * MAX_COLUMNS + lane % 8, len), products_at(d) + pass * MAX_COLUMNS * d.product_stride, MAX_COLUMNS);
-  if (warp == last) weigh_records(d, ring_rows, [&](i32 row) { return norms_at(d)[row]; });
-  if (k.folds) leave_factors(d, ring_rows);
-  __syncthreads();
+    for (i32 pass = 0; pass < passes; pass++)
+      multiply_keys(d, column_at(d, ring_rows, pass * MAX_COLUMNS + lane % 8, len), products_at(d) + pass * MAX_COLUMNS * d.product_stride, MAX_COLUMNS);
+    if (warp == last) weigh_records(d, ring_rows, [&](i32 row) { return norms_at(d)[row]; });
+    if (k.folds) leave_factors(d, ring_rows);
+    __syncthreads();
 
-  i32 tiles = (ring_rows + TILE - 1) / TILE;
+    i32 tiles = (ring_rows + TILE - 1) / TILE;
 #pragma unroll 1
-  for (i32 pass = 0; pass < passes; pass++)
-    leave_brought<!HIGH, 2>(d, ring_rows, products_at(d) + pass * MAX_COLUMNS * d.product_stride, MAX_COLUMNS, pass * tiles);
-  weigh_tokens(d, ring_rows, len);
-  __syncthreads();
+    for (i32 pass = 0; pass < passes; pass++)
+      leave_brought<!HIGH, 2>(d, ring_rows, products_at(d) + pass * MAX_COLUMNS * d.product_stride, MAX_COLUMNS, pass * tiles);
+    weigh_tokens(d, ring_rows, len);
+    __syncthreads();
+  }
 
   i32 from = k.from[warp];
   float elapsed = weight_of_checkpoint(d, from, ring_rows);
@@ -293,7 +305,7 @@ DEVICE void delta(const DeltaDirectParams &params) {
   }
   __syncwarp();
   substitute<HIGH>(p, d);
-  put_records(p, d, HIGH);
+  put_records<IS_KDA>(p, d, HIGH);
   if (!k.folds) return;
   __syncthreads();
   // Values of u are read: v comes to their place.
@@ -302,9 +314,14 @@ DEVICE void delta(const DeltaDirectParams &params) {
   for (i32 half = 0; half < 2; half++)
     if (is_mine(half))
       bring_half(half, memory + d.at_values, d.value_stride, folded, s.rows * 2, k.oldest, k.held, ring_rows, k.item.channels / 8);
+  if constexpr (IS_KDA) bring_logs(d, memory, (const char *)record_in(p.ring_g, k.item.ring, k.item.head, 0, ring_rows, LOG_BYTES), k.oldest, k.held, ring_rows);
   ptx_copies_wait();
   __syncthreads();
-  fold_tile<FORMAT>(p, d);
+  if constexpr (IS_KDA) {
+    leave_column_factors(d, ring_rows);
+    __syncthreads();
+  }
+  fold_tile<FORMAT, IS_KDA>(p, d);
 }
 
 }  // namespace direct
@@ -312,5 +329,5 @@ DEVICE void delta(const DeltaDirectParams &params) {
 extern "C" __global__ void __launch_bounds__(256, INSTANCE_BLOCKS) replayssm_kernel(const __grid_constant__ DeltaDirectParams p) {
   if (p.family.batch.prefetch) prefetch_checkpoint(p.family.slots, p.family.batch, p.family.place, p.family.state, INSTANCE_HIGH);
   wait_for_dependency();
-  direct::delta<INSTANCE_FORMAT, INSTANCE_HIGH>(p);
+  direct::delta<INSTANCE_FORMAT, INSTANCE_HIGH, INSTANCE_KDA>(p);
 }

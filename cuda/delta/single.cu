@@ -3,6 +3,7 @@
 //
 // INSTANCE_FORMAT: the checkpoint's. INSTANCE_KDA: whether decays are per column. INSTANCE_BLOCKS: blocks of 256 threads on a multiprocessor.
 #include "../common/single.cuh"
+#include "rule.cuh"
 
 namespace single {
 
@@ -56,22 +57,6 @@ template <bool IS_KDA>
 DEVICE Memory<IS_KDA> &memory() {
   static __shared__ __align__(16) Memory<IS_KDA> m;
   return m;
-}
-
-DEVICE i32 key_head(const DeltaParams &p, i32 head) {
-  return p.is_tiled ? head % p.qk_heads : head / (p.state.heads / p.qk_heads);
-}
-
-// Whether this value head is the first of those that share its key head.
-DEVICE bool leads(const DeltaParams &p, i32 head) {
-  return p.is_tiled ? head < p.qk_heads : head % (p.state.heads / p.qk_heads) == 0;
-}
-
-// What a gate makes of its input, of a head with a = exp(A_log).
-DEVICE float gate_of(const DeltaParams &p, float a, float x) {
-  if (p.gate == GATE_SOFTPLUS) return -__fmul_rn(a, softplus(x));
-  if (p.gate == GATE_LOWER_BOUND) return __fmul_rn(p.lower_bound, sigmoid(__fmul_rn(a, x)));
-  return x;
 }
 
 // The token's record, in a ring row that holds no history. k and its norm once for all value heads that share it. Work
@@ -129,12 +114,7 @@ DEVICE float put_normalised(const DeltaParams &p, float *to, const Classes &c) {
   if (p.has_norm) {
 #pragma unroll
     for (i32 j = 0; j < BLOCKS; j++) sum = fma(from_bf16(c.bits[j]), from_bf16(c.bits[j]), sum);
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 4));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 8));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 16));
-    norm = rsqrt(__fadd_rn(sum, p.eps));
+    norm = rsqrt(__fadd_rn(sum_lanes(sum), p.eps));
   }
 #pragma unroll
   for (i32 j = 0; j < BLOCKS; j++) to[BLOCK * j + lane_index()] = __fmul_rn(from_bf16(c.bits[j]), norm);
@@ -149,37 +129,11 @@ DEVICE void put_decays(ColumnDecays &to, i32 row, i32 j, float g) {
   if (lane_index() == 0) to.slow[row][j] = bits;
 }
 
-// fma(S, f, S) where the decay is slow; where it is fast fma(S, f, -0), which is S f to the last bit and sign. Mostly all are slow.
-DEVICE void decay_columns(Cells &t, const ColumnDecays &d, i32 row) {
-  uint4 slow = *(const uint4 *)d.slow[row];
-  Operand f = operand(d.factor[row]);
-  if ((slow.x & slow.y & slow.z & slow.w) == ~0u) {
-#pragma unroll
-    for (i32 r = 0; r < ROWS; r++)
-#pragma unroll
-      for (i32 j = 0; j < BLOCKS; j++)
-#pragma unroll
-        for (i32 e = 0; e < WIDE; e++) t.v[r][j][e] = fma(t.v[r][j][e], f.v[j][e], t.v[r][j][e]);
-    return;
-  }
-  u32 words[BLOCKS] = {slow.x, slow.y, slow.z, slow.w};
-#pragma unroll
-  for (i32 j = 0; j < BLOCKS; j++) {
-    u32 bits = words[j] >> lane4_of().column;
-#pragma unroll
-    for (i32 e = 0; e < WIDE; e++) {
-      bool is_slow = bits >> e & 1;
-#pragma unroll
-      for (i32 r = 0; r < ROWS; r++) t.v[r][j][e] = fma(t.v[r][j][e], f.v[j][e], is_slow ? t.v[r][j][e] : -0.0f);
-    }
-  }
-}
-
 // Takes a record or the token in.
 template <bool IS_KDA>
 DEVICE void take_in(Cells &t, const Memory<IS_KDA> &m, i32 r) {
   if constexpr (IS_KDA)
-    decay_columns(t, m.decays, r);
+    decay_columns(t, m.decays.factor[r], m.decays.slow[r]);
   else
     decay(t, m.gates[r].factor, m.gates[r].slow);
   Operand k = operand(m.k[r]);

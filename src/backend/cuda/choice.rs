@@ -101,9 +101,6 @@ impl Shape {
             Family::Mamba2(dims) => Some(Shape { sharing: dims.heads_per_group() as i32, ..shape }),
             Family::Delta(dims) => {
                 let kda = dims.kind == DeltaKind::Kda;
-                if kda && tokens > MAX_KDA_TOKENS {
-                    return None;
-                }
                 // Of k and q.
                 let columns = if tokens <= MAX_COLUMNS / 2 { MAX_COLUMNS } else { 2 * MAX_COLUMNS };
                 Some(Shape {
@@ -358,7 +355,8 @@ impl Choice {
 
     /// The same of a shape whose heads are parts of heads.
     fn in_parts(shape: &Shape, parts: i32, device: &Device, tuning: &Tuning) -> Option<Choice> {
-        if !(1..=MAX_TOKENS).contains(&shape.tokens) || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
+        let most = if shape.kda { MAX_KDA_TOKENS } else { MAX_TOKENS };
+        if !(1..=most).contains(&shape.tokens) || shape.history > MAX_HISTORY || shape.channels % 8 != 0 {
             return None;
         }
         let records = shape.records();
@@ -591,14 +589,11 @@ mod tests {
             for (rows, tokens) in [1, 8, 32, 128, 256, 512].into_iter().flat_map(|rows| [1, 4, 8].map(|t| (rows, t))) {
                 for (window, has_z) in [(16, false), (32, true), (32, false), (64, true)] {
                     for (number, (device, on_multiprocessor)) in DEVICES.iter().enumerate() {
-                        let Some(shape) = Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), has_z)
-                        else {
-                            assert!(*family == KDA && tokens > MAX_KDA_TOKENS.into());
-                            continue;
-                        };
+                        let shape = Shape::of(&slots(window, 0), &pool(family, way), (rows, tokens), has_z).unwrap();
                         let Some(choice) = Choice::of(&shape, device, &Tuning::of(device.arch, shape.tokens)) else {
                             continue;
                         };
+                        assert!(*family != KDA || tokens <= MAX_KDA_TOKENS.into());
                         counts[number] += 1;
                         f(family, &shape, &choice, *on_multiprocessor);
                     }

@@ -11,7 +11,12 @@ use crate::replay::config::{DeltaKind, Family, Format, PoolConfig, Readout, Slot
 use crate::replay::launch::{Batch, DeltaArgs, Exec, Mamba2Args, PoolView, SlotsView, Tensor};
 
 /// The kernel that could take steps of so many tokens of a pool.
-pub(super) fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
+fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
+    any_key(pool, tokens).filter(|key| !key.kda || tokens <= MAX_KDA_TOKENS.into())
+}
+
+/// The same, without the pipeline's bound on tokens of decays per column.
+pub(super) fn any_key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
     let high = match (pool.readout, pool.format) {
         (Readout::High, Format::Split32 | Format::Bf16) => true,
         (Readout::Full, Format::Split32 | Format::F32) => false,
@@ -29,8 +34,7 @@ pub(super) fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
         }
         Family::Conv1d(_) => return None,
     };
-    let most = i64::from(if kda { MAX_KDA_TOKENS } else { MAX_TOKENS });
-    let fits = columns as i32 == COLUMNS && rows.is_multiple_of(8) && tokens <= most;
+    let fits = columns as i32 == COLUMNS && rows.is_multiple_of(8) && tokens <= MAX_TOKENS.into();
     let key = Key {
         work: if tokens > 1 { several } else { single },
         format: pool.format as u8,
@@ -68,10 +72,14 @@ pub(super) fn mamba2_is_aligned(args: &Mamba2Args, family: &Mamba2Params) -> boo
     inputs.into_iter().flatten().all(is_aligned) && parts.into_iter().all(part_is_aligned)
 }
 
-/// The same of a delta rule, but for decays per column.
-pub(super) fn delta_is_aligned(args: &DeltaArgs, family: &DeltaParams) -> bool {
+/// The same of a delta rule. Decays per column are brought as values are.
+pub(super) fn delta_is_aligned(args: &DeltaArgs, family: &DeltaParams, kda: bool) -> bool {
     let parts = [&family.state.checkpoint, &family.ring_k, &family.ring_v, &family.ring_u];
-    [&args.q, &args.k, &args.v].into_iter().all(is_aligned) && parts.into_iter().all(part_is_aligned)
+    let decays =
+        || is_aligned(&args.g) && args.dt_bias.as_ref().is_none_or(is_aligned) && part_is_aligned(&family.ring_g);
+    [&args.q, &args.k, &args.v].into_iter().all(is_aligned)
+        && parts.into_iter().all(part_is_aligned)
+        && (!kda || decays())
 }
 
 /// What a kernel and its shape come to on the device.
@@ -143,13 +151,7 @@ pub(super) fn delta(
     exec: &Exec,
 ) -> Option<Result<()>> {
     let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
-    if !delta_is_aligned(args, family) {
-        return None;
-    }
-    // Decays per column are brought as values are.
-    let decays_are_aligned =
-        || is_aligned(&args.g) && args.dt_bias.as_ref().is_none_or(is_aligned) && part_is_aligned(&family.ring_g);
-    if key.kda && !decays_are_aligned() {
+    if !delta_is_aligned(args, family, key.kda) {
         return None;
     }
     let shape = Shape::of(&slots.config, &pool.config, (batch.n_rows, batch.max_tokens), false)?;

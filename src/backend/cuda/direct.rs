@@ -22,6 +22,9 @@ const WARP: i32 = 32;
 /// Tokens of which k and q are columns of one product, and warps of a block where there are no more.
 const FEW_TOKENS: i32 = 4;
 const FEW_WARPS: i32 = 5;
+/// Warps of a block, at least, where decays are per column: what it does once for all of its tiles is most of its work.
+const KDA_WARPS: i32 = 4;
+const LOG_STRIDE: i32 = COLUMNS * 4 + 16;
 /// Rows of a ring.
 const MAX_ROWS: i32 = 8 * TILE;
 
@@ -70,7 +73,7 @@ pub fn launches() -> u64 {
 
 /// The kernel that could serve steps of so many tokens of a pool.
 fn key(pool: &PoolConfig, tokens: i64) -> Option<Key> {
-    let key = decode::key(pool, tokens).filter(|key| !key.kda && !pool.stochastic)?;
+    let key = decode::any_key(pool, tokens).filter(|_| !pool.stochastic)?;
     let work = match key.work {
         Work::Mamba2Decode | Work::Mamba2Verify => Work::Mamba2Direct,
         _ => Work::DeltaDirect,
@@ -101,16 +104,21 @@ impl Choice {
         let head_tiles = up(shape.channels, TILE) / TILE;
         // What a block does once for all of its tiles is half of its work where tokens are many. With few of them, smaller blocks, which are at
         // different points of theirs, keep a multiprocessor busier.
-        let most = if shape.tokens > FEW_TOKENS { MAX_WARPS as i32 } else { FEW_WARPS };
+        let most = if shape.tokens > FEW_TOKENS || shape.kda { MAX_WARPS as i32 } else { FEW_WARPS };
         let parts = (head_tiles + most - 1) / most;
-        let warps = single::in_parts(head_tiles, parts, shape.heads, shape.rows, multiprocessors);
+        let least = if shape.kda { KDA_WARPS.min(head_tiles) } else { 1 };
+        let warps = single::in_parts(head_tiles, parts, shape.heads, shape.rows, multiprocessors).max(least);
         let is_delta = shape.single_columns > 1;
         let channels = (warps * TILE).min(shape.channels);
-        let rows = up(ring_rows + MAX_TOKENS, TILE);
+        let (all_rows, ring_tiles) = (ring_rows + MAX_TOKENS, up(ring_rows, TILE));
+        // Products with keys of the step's tokens are of whole tiles, too; where decays are per column there are none.
+        let rows = if shape.kda { all_rows.max(ring_tiles) } else { up(all_rows, TILE) };
+        let product_rows = if shape.kda { ring_tiles } else { rows };
+        let value_rows = if is_delta { ring_tiles } else { rows };
         let columns = if is_delta { shape.columns } else { shape.tokens };
         // Of each 16 rows of a ring, in each pass; of Mamba-2's tokens.
         let passes = (columns + MAX_COLUMNS - 1) / MAX_COLUMNS;
-        let places = up(ring_rows, TILE) / TILE * passes + i32::from(!is_delta);
+        let places = ring_tiles / TILE * passes + i32::from(!is_delta);
         // Two parts of two words, of values that are fp32 of four; three parts of FULL's bfloat16 values.
         let words = match (shape.value_bytes, shape.element_bytes) {
             (4, _) => 8,
@@ -120,13 +128,22 @@ impl Choice {
         // Rows next to each other have no bank in common.
         let value_stride = channels * shape.value_bytes + if shape.value_bytes == 4 { 32 } else { 16 };
         let other_stride = channels * 2 + 16;
-        let product_stride = rows + 4;
+        let product_stride = product_rows + 4;
         let mut shared_bytes = rows * KEY_STRIDE;
         let mut take = |bytes: i32| {
             let at = shared_bytes;
             shared_bytes = up(at + bytes, 16);
             at
         };
+        // With decays per column: 16 bytes of bits for a ring's row; rows of log decays, which are spent when sums are made; rows of columns, of many
+        // tokens twice in one place.
+        let factor_bytes = if shape.kda { 16 } else { 8 };
+        let column_bytes = if shape.kda { 2 * shape.tokens * LOG_STRIDE } else { 0 };
+        let sum_bytes = warps * columns * SUM_STRIDE * 4;
+        let at_logs = take(if shape.kda { rows * LOG_STRIDE } else { 0 });
+        let at_columns = take(column_bytes);
+        let at_reached = if shape.tokens > FEW_TOKENS { at_columns } else { take(column_bytes) };
+        let logs_take_sums = shape.kda && sum_bytes <= ring_rows * LOG_STRIDE;
         let direct = Direct {
             rows,
             columns,
@@ -134,17 +151,21 @@ impl Choice {
             brings_all: (tiles_of(shape) <= RING_TILES && PREFERRED.get() != Preferred::DirectLate).into(),
             value_stride,
             other_stride,
-            at_values: take(rows * value_stride),
+            at_values: take(value_rows * value_stride),
             at_queries: take(shape.tokens * KEY_STRIDE),
             at_others: take(shape.token_rows * shape.tokens * other_stride),
             at_gates: take(ring_rows * 8),
             at_weights: take(ring_rows * 8),
-            at_factors: take(ring_rows * 8),
+            at_factors: take(ring_rows * factor_bytes),
             at_products: take(columns * product_stride * 4),
             at_brought: take(places * WARP * words * 4),
-            at_sums: take(warps * columns * SUM_STRIDE * 4),
+            at_sums: if logs_take_sums { at_logs } else { take(sum_bytes) },
             at_norms: take(if is_delta { (rows + MAX_TOKENS) * 4 } else { 0 }),
             at_own: take(if is_delta { columns * MAX_TOKENS * 4 } else { 0 }),
+            at_logs,
+            at_columns,
+            at_reached,
+            at_elapsed: take(if shape.kda { COLUMNS * 4 } else { 0 }),
         };
         Some(Choice { warps, parts: (head_tiles + warps - 1) / warps, shared_bytes, direct })
     }
@@ -165,7 +186,9 @@ pub(super) enum Turn {
 /// What a step whose tensors are aligned comes to, if the kernel can take it and is to.
 fn choose(cuda: &Cuda, key: Key, shape: &Shape, ring_rows: i32, turn: Turn) -> Option<Choice> {
     let is_to = match PREFERRED.get() {
-        _ if turn == Turn::Last => true,
+        _ if turn == Turn::Last => !shape.kda,
+        // Not measured yet: only where it is asked for.
+        Preferred::Faster if shape.kda => false,
         Preferred::Faster => tiles_of(shape) <= most_tiles(shape),
         Preferred::Pipeline => false,
         Preferred::Direct | Preferred::DirectLate => true,
@@ -250,7 +273,7 @@ pub(super) fn delta(
     turn: Turn,
 ) -> Option<Result<()>> {
     let key = key(&pool.config, batch.max_tokens).filter(|&key| cuda.kernel(key).is_ok())?;
-    if !delta_is_aligned(args, family) {
+    if !delta_is_aligned(args, family, key.kda) {
         return None;
     }
     let shape = Shape::of(&slots.config, &pool.config, (batch.n_rows, batch.max_tokens), false)?;
@@ -266,6 +289,7 @@ mod tests {
     use crate::replay::config::{DeltaDims, DeltaKind, Format, HeadMap, Mamba2Dims, Readout, Schedule};
 
     const DIRECT: &str = include_str!("../../../cuda/common/direct.cuh");
+    const DIRECT_KDA: &str = include_str!("../../../cuda/delta/direct_kda.cuh");
 
     fn shape(family: &Family, high: bool, (rows, tokens): (i64, i64), window: i32) -> (Shape, i32) {
         let (n_slots, n_rings, max_step_tokens, min_rewind) = (1, 1, tokens as i32, 2);
@@ -292,6 +316,16 @@ mod tests {
         let gdn = |qk_heads, v_heads, v| {
             Family::Delta(DeltaDims { kind: DeltaKind::Gdn, qk_heads, v_heads, k: 128, v, head_map: HeadMap::Grouped })
         };
+        let kda = |heads, v| {
+            Family::Delta(DeltaDims {
+                kind: DeltaKind::Kda,
+                qk_heads: heads,
+                v_heads: heads,
+                k: 128,
+                v,
+                head_map: HeadMap::Grouped,
+            })
+        };
         vec![
             mamba2(96, 80, 8),
             mamba2(128, 64, 8),
@@ -299,6 +333,8 @@ mod tests {
             gdn(16, 32, 128),
             gdn(16, 64, 128),
             gdn(2, 4, 256),
+            kda(32, 128),
+            kda(2, 40),
         ]
     }
 
@@ -314,14 +350,16 @@ mod tests {
                     let head_tiles = up(shape.channels, TILE) / TILE;
                     assert!((1..=MAX_WARPS as i32).contains(&warps) && warps * parts >= head_tiles, "{what}");
                     assert!(warps * (parts - 1) < head_tiles, "a block without tiles: {what}");
-                    // A multiprocessor of sm_80 has 164 KB, and one of sm_90 holds two blocks.
-                    assert!(shared_bytes <= 113 << 10, "{what}");
+                    // A multiprocessor of sm_80 has 164 KB, and one of sm_90 holds two blocks, but of many tokens' fp32 values with log decays of all
+                    // columns.
+                    let is_large = shape.kda && !high && tokens > 4;
+                    assert!(shared_bytes <= if is_large { 163 << 10 } else { 113 << 10 }, "{what}");
                     // Products are of whole tiles of rows, and eight tokens stand behind a ring's rows.
-                    assert!(d.rows % TILE == 0 && d.rows >= ring_rows + MAX_TOKENS, "{what}");
-                    assert!(
-                        d.value_stride % 16 == 0 && d.other_stride % 16 == 0 && d.product_stride > d.rows,
-                        "{what}"
-                    );
+                    let ring_tiles = up(ring_rows, TILE);
+                    assert!(d.rows >= ring_tiles.max(ring_rows + MAX_TOKENS), "{what}");
+                    assert!(d.rows % TILE == 0 || shape.kda, "{what}");
+                    assert!(d.product_stride > if shape.kda { ring_tiles } else { d.rows }, "{what}");
+                    assert!(d.value_stride % 16 == 0 && d.other_stride % 16 == 0, "{what}");
                     let is_delta = matches!(family, Family::Delta(_));
                     let columns = match (is_delta, tokens) {
                         (false, _) => tokens as i32,
@@ -337,20 +375,38 @@ mod tests {
                     } else {
                         6
                     };
-                    let mut before = d.rows * KEY_STRIDE;
-                    for (at, bytes) in [
-                        (d.at_values, d.rows * d.value_stride),
+                    let of_kda = |bytes| if shape.kda { bytes } else { 0 };
+                    let (column_bytes, sum_bytes) =
+                        (of_kda(2 * tokens as i32 * LOG_STRIDE), warps * columns * SUM_STRIDE * 4);
+                    let mut taken = vec![
+                        (0, d.rows * KEY_STRIDE),
+                        (d.at_values, if is_delta { ring_tiles } else { d.rows } * d.value_stride),
                         (d.at_queries, tokens as i32 * KEY_STRIDE),
                         (d.at_others, shape.token_rows * tokens as i32 * d.other_stride),
                         (d.at_gates, ring_rows * 8),
                         (d.at_weights, ring_rows * 8),
-                        (d.at_factors, ring_rows * 8),
+                        (d.at_factors, ring_rows * if shape.kda { 16 } else { 8 }),
                         (d.at_products, columns * d.product_stride * 4),
                         (d.at_brought, places * WARP * lane_words * 4),
-                        (d.at_sums, warps * columns * SUM_STRIDE * 4),
                         (d.at_norms, if is_delta { (d.rows + 8) * 4 } else { 0 }),
                         (d.at_own, if is_delta { columns * 8 * 4 } else { 0 }),
-                    ] {
+                        (d.at_logs, of_kda(d.rows * LOG_STRIDE)),
+                        (d.at_columns, column_bytes),
+                        (d.at_elapsed, of_kda(COLUMNS * 4)),
+                    ];
+                    // Sums may lie where log decays of records were, and the step's columns where they were before.
+                    if shape.kda && d.at_sums == d.at_logs {
+                        assert!(sum_bytes <= ring_rows * LOG_STRIDE, "{what}");
+                    } else {
+                        taken.push((d.at_sums, sum_bytes));
+                    }
+                    if d.at_reached != d.at_columns {
+                        taken.push((d.at_reached, column_bytes));
+                    }
+                    taken.retain(|&(_, bytes)| bytes > 0);
+                    taken.sort_unstable();
+                    let mut before = 0;
+                    for (at, bytes) in taken {
                         assert!(at >= before && at % 16 == 0, "{at} behind {before}: {what}");
                         before = at + bytes;
                     }
@@ -362,7 +418,7 @@ mod tests {
 
     #[test]
     fn few_heads_get_a_block_each_and_many_go_through_the_pipeline() {
-        let [_, mamba2, _, _, gdn, _] = &families()[..] else { unreachable!() };
+        let [_, mamba2, _, _, gdn, ..] = &families()[..] else { unreachable!() };
         for (family, high, rows, tokens, is_direct) in [
             (mamba2, true, 1, 1, true),
             (mamba2, false, 4, 1, true),
@@ -383,7 +439,7 @@ mod tests {
 
     #[test]
     fn blocks_are_smaller_where_there_are_few_of_them_and_for_few_tokens() {
-        let [five, four, _, _, eight, sixteen] = &families()[..] else { unreachable!() };
+        let [five, four, _, _, eight, sixteen, kda, _] = &families()[..] else { unreachable!() };
         for (family, rows, tokens, warps) in [
             (four, 1, 1, 4),
             (four, 256, 8, 4),
@@ -393,6 +449,9 @@ mod tests {
             (eight, 256, 8, 8),
             (eight, 1, 8, 4),
             (sixteen, 256, 8, 8),
+            (kda, 256, 1, 8),
+            (kda, 1, 1, 4),
+            (kda, 1, 8, 4),
         ] {
             let (shape, ring_rows) = shape(family, true, (rows, tokens), 32);
             assert_eq!(Choice::of(&shape, ring_rows, 132).unwrap().warps, warps, "{shape:?}");
@@ -417,6 +476,10 @@ mod tests {
         ] {
             assert!(DIRECT.contains(&text), "cuda/common/direct.cuh has no '{text}'");
         }
+        for text in ["LOG_BYTES = COLUMNS * 4,", "LOG_STRIDE = LOG_BYTES + 16,"] {
+            assert!(DIRECT_KDA.contains(text), "cuda/delta/direct_kda.cuh has no '{text}'");
+        }
+        assert_eq!(LOG_STRIDE, COLUMNS * 4 + 16);
         assert_eq!((KEY_STRIDE, SUM_STRIDE), (COLUMNS * 2 + 16, TILE + 4));
     }
 }

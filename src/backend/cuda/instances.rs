@@ -29,7 +29,7 @@ pub enum Work {
     DeltaDecode,
     /// Delta rules, as for Mamba-2; with decays per column of up to four tokens.
     DeltaVerify,
-    /// Delta rules with one decay per head, as for Mamba-2.
+    /// Delta rules, as for Mamba-2.
     DeltaDirect,
     /// Delta rules, as for Mamba-2.
     DeltaTail,
@@ -132,6 +132,7 @@ impl Key {
                         (Work::DeltaVerify, true),
                         (Work::Mamba2Direct, false),
                         (Work::DeltaDirect, false),
+                        (Work::DeltaDirect, true),
                     ] {
                         keys.extend(matches!(format, 1 | 3).then(|| key(work, true, kda)));
                         keys.extend(matches!(format, 1 | 2).then(|| key(work, false, kda)));
@@ -183,6 +184,7 @@ impl Key {
             Work::DeltaDecode => "gdn_decode",
             Work::DeltaVerify if self.kda => "kda_verify",
             Work::DeltaVerify => "gdn_verify",
+            Work::DeltaDirect if self.kda => "kda_direct",
             Work::DeltaDirect => "gdn_direct",
             Work::DeltaTail if self.kda => "kda_tail",
             Work::DeltaTail => "gdn_tail",

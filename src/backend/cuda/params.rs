@@ -250,6 +250,10 @@ pub struct Direct {
     pub at_sums: i32,
     pub at_norms: i32,
     pub at_own: i32,
+    pub at_logs: i32,
+    pub at_columns: i32,
+    pub at_reached: i32,
+    pub at_elapsed: i32,
 }
 
 /// Of steps of a few tokens, a block a head.
@@ -1062,7 +1066,7 @@ mod tests {
             Mamba2DecodeParams { family, pipeline }
             Direct {
                 rows, columns, product_stride, brings_all, value_stride, other_stride, at_values, at_queries, at_others, at_gates, at_weights,
-                at_factors, at_products, at_brought, at_sums, at_norms, at_own,
+                at_factors, at_products, at_brought, at_sums, at_norms, at_own, at_logs, at_columns, at_reached, at_elapsed,
             }
             Mamba2DirectParams { family, direct }
             DeltaParams {
