@@ -96,7 +96,7 @@ a decoding kernel of several tokens of a delta rule without beta~cuda/delta/deco
 a decoding kernel of several tokens of a delta rule forgets those before~cuda/delta/decode.cu~s/seen = fma\(own_weight\(s, job, t, i\), u\[i\], seen\);//~--test decode few_several_gdn
 a decoding kernel takes the rows of a head's first part for all~cuda/delta/decode.cu~s/channel = part \* pipeline\.channels;/channel = 0;/~--test decode few_parts
 a decoding kernel has tags of a head's first part for all~cuda/common/decode.cuh~s/j\.head->part \* s\.tiles/0/~--test decode few_parts
-a decoding kernel of Kimi Delta Attention takes fast decays for slow ones~cuda/delta/decode_kda.cuh~s/bits >> e & 1 \? t\.v\[h\]\[j\]\[e\] : -0\.0f/t.v[h][j][e]/~--test decode slow_and_fast_decays
+a decoding kernel of Kimi Delta Attention takes fast decays for slow ones~cuda/delta/decode_kda.cuh~s/bits >> e & 1 \? t\.v\[h\]\[j\]\[e\] : -0\.0f/t.v[h][j][e]/~--test decode few_fast_columns
 a decoding kernel of Kimi Delta Attention weighs records without the decays of later ones~cuda/delta/decode_kda.cuh~s/elapsed\[e\] = exists \? add_log\(elapsed\[e\], g\[e\]\) : elapsed\[e\];//~--test decode few_kda_of_split32
 a block a head folds one record fewer~cuda/mamba2/direct.cu~s/for \(; i < stop; i\+\+\)/for (; i + 1 < stop; i++)/~--test decode few_of_split32
 a block a head weighs a record without the decay of later ones~cuda/common/direct.cuh~s/fast_exp\(without \+ newer\)/fast_exp(0.0f * (without + newer))/~--test decode few_of_split32
@@ -116,7 +116,7 @@ a block a head sums log decays of its own records alone~cuda/delta/direct_kda.cu
 a block a head reads the checkpoint as if it stood at the step~cuda/delta/direct_kda.cuh~s/d\.at_reached, true, ring_rows/d.at_reached, false, ring_rows/~--test decode few_kda_of_split32
 a block a head takes decays of one tile for all~cuda/delta/direct_kda.cuh~s/bool apart = stand_apart\(p\.state\);/bool apart = false;/~--test decode tiles_that_stand
 a block a head multiplies upper parts of columns alone~cuda/delta/direct_kda.cuh~s/(second\[n\], upper), rest,/$1, right,/~--test decode few_kda_of_split32
-a block a head folds all columns as slow ones~cuda/delta/direct_kda.cuh~s/__ballot_sync\(0xFFFFFFFFu, decay\.slow\)/0xFFFFFFFFu/~--test decode slow_and_fast
+a block a head folds all columns as slow ones~cuda/delta/direct_kda.cuh~s/__ballot_sync\(0xFFFFFFFFu, decay\.slow\)/0xFFFFFFFFu/~--test decode few_fast_columns
 a block a head brings tokens to each other without decays~cuda/delta/direct_kda.cuh~s/t > i \? add_log\(elapsed\[e\], g\[e\]\) : 0\.0f/0.0f/~--test decode few_several_kda
 a kernel of single tokens stores a record late~cuda/mamba2/single.cu~s/stop = progress\.stop;/stop = progress.stop > 1 ? progress.stop - 1 : 0;/~--test single few_of_mamba2
 a kernel of single tokens takes its record's gates from elsewhere~cuda/mamba2/single.cu~s/row_behind\(oldest, lane, p\.ring_rows\)/row_behind(oldest, lane + 1, p.ring_rows)/~--test single few_of_mamba2
