@@ -539,7 +539,9 @@ DEVICE void weigh_keys(const Pipeline &s, const Job &job, const char *column, fl
 #pragma unroll 1
   for (i32 first = 0; first < n; first += TILE) {
     const char *row = job.keys + (first + lane.group) * ROW_BYTES + 16 * lane.quad;
+    ptx_reads_count(first + lane.group + 8 < n);
     multiply(row, row + 8 * ROW_BYTES, columns, m);
+    ptx_reads_count(true);
     if (2 * lane.quad >= n_columns) continue;
     products[first] = m[0];
     products[first + s.products] = m[1];
@@ -718,7 +720,9 @@ DEVICE void add_brought(const char *values, i32 stride, i32 tile, i32 n, const B
   i32 me = lane_index();
   u32 left[4];
   // Matrix m of the rows' values: rows 8 (m / 2) on, channels 8 (m % 2) on.
+  ptx_reads_count(me / 16 * 8 + me % 8 < n);
   ptx_ldmatrix_x4<true>(left, values + (me / 16 * 8 + me % 8) * stride + (tile * TILE + me / 8 % 2 * 8) * 2);
+  ptx_reads_count(true);
   if (n < TILE) {
 #pragma unroll
     for (i32 half = 0; half < 2; half++) {

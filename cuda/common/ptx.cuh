@@ -29,6 +29,10 @@ DEVICE i32 ptx_hide(i32 x) {
   return x;
 }
 
+// Whether what the thread reads of shared memory from here on counts, which is nothing to a device: rows of a tile behind the last one may be written
+// meanwhile. For tools that look for races.
+DEVICE void ptx_reads_count(bool) {}
+
 // v = v f, and v = v f + v, where v stays: left to itself, a compiler has each branch write other registers, and moves them behind.
 DEVICE void ptx_scale(float &v, float f) { asm("mul.rn.f32 %0, %0, %1;" : "+f"(v) : "f"(f)); }
 DEVICE void ptx_scale_and_add(float &v, float f) { asm("fma.rn.f32 %0, %0, %1, %0;" : "+f"(v) : "f"(f)); }

@@ -274,7 +274,7 @@ struct Pipeline {
 // What lies where in a block's shared memory in steps of a few tokens where each head has a block of its own (direct.cuh). Offsets, sizes and strides
 // in bytes.
 struct Direct {
-  // Rows of keys: of a ring, and the step's tokens behind them; a multiple of 16.
+  // Rows of keys: of a ring, and the step's tokens behind them; a multiple of 16 but where decays are per column.
   i32 rows;
   // Columns of products, and floats of one.
   i32 columns;

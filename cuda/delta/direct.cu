@@ -241,7 +241,7 @@ DEVICE void delta(const DeltaDirectParams &params) {
   }
   if (warp == last) {
     leave_gates(lane < len ? gates_of<IS_KDA>(p, item, lane) : make_float2(0.0f, 0.0f), len);
-    if constexpr (IS_KDA) *(float *)elapsed_at(d) = gate_factor(p, item);
+    if (IS_KDA && lane == 0) *(float *)elapsed_at(d) = gate_factor(p, item);
   }
   if (warp == 0) leave_stands(p.slots, s, item, stands, ring_rows);
   if (!d.brings_all) {

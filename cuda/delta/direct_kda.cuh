@@ -41,21 +41,22 @@ DEVICE void bring_gates(const DeltaParams &p, const Direct &d, SharedAt memory, 
   if (p.dt_bias.dtype == F32) bring(memory + (d.at_columns + 16 * UNITS), 0, bias + 16 * UNITS, 0, 1, UNITS);
 }
 
-// Log decays of n rows of a ring from first on: half of the rows and half of the columns for each of four warps.
+// Log decays of n rows of a ring from first on: half of the rows and half of the columns for each of four warps, the last ones of a block.
 DEVICE void bring_logs(const Direct &d, SharedAt memory, const char *logs, i32 first, i32 n, i32 rows) {
 #pragma unroll 1
   for (i32 part = 0; part < SHARES; part++) {
     i32 at = part / 2 * 16 * UNITS;
-    if (is_mine(part)) bring_half(part % 2, memory + (d.at_logs + at), LOG_STRIDE, logs + at, LOG_BYTES, first, n, rows, UNITS);
+    if (warps_of() >= 2 * SHARES ? part + SHARES == warp_of() : is_mine(part)) bring_half(part % 2, memory + (d.at_logs + at), LOG_STRIDE, logs + at, LOG_BYTES, first, n, rows, UNITS);
   }
 }
 
 // ---- What decays ----
 
-// Log decays of the step's tokens, in place of the gates' inputs: a warp each, from the last one on. a: exp(A_log).
+// Log decays of the step's tokens, in place of the gates' inputs: a warp each, from the first one on, which has no log decays of newer records to sum
+// up. a: exp(A_log).
 DEVICE void leave_logs(const DeltaParams &p, const Direct &d, float a, i32 len) {
 #pragma unroll 1
-  for (i32 t = warps_of() - 1 - warp_of(); t < len; t += warps_of()) {
+  for (i32 t = warp_of(); t < len; t += warps_of()) {
     char *row = log_at(d, p.ring_rows + t);
     float x[OF_LANE], bias[OF_LANE];
     load_four(row, p.g.dtype, x);
@@ -144,7 +145,7 @@ DEVICE void elapse_from(const DeltaParams &p, const Direct &d, i32 from) {
 #pragma unroll 1
   for (i32 pair = threadIdx.x; pair < COLUMNS / 2; pair += blockDim.x) {
     float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll 1
+#pragma unroll 8
     for (i32 i = k.held - 1; i >= from; i--)
       elapse(sum, ((const float2 *)record_in(p.ring_g, k.item.ring, k.item.head, row_behind(k.oldest, i, p.ring_rows), p.ring_rows, LOG_BYTES))[pair]);
     elapsed_at(d)[pair] = sum;
@@ -159,7 +160,7 @@ DEVICE void put_columns(const Direct &d, i32 at, bool from_checkpoints, i32 ring
     i32 pair = part % 2 * WARP + lane_index(), t = part / 2;
     float2 sum = make_float2(0.0f, 0.0f);
     if (from_checkpoints) sum = elapsed_at(d)[pair];
-#pragma unroll 1
+#pragma unroll 4
     for (i32 i = 0; i <= t; i++) elapse(sum, ((const float2 *)log_at(d, ring_rows + i))[pair]);
     char *to = shared_memory + at + t * LOG_STRIDE;
     put_decayed<HIGH>(to, pair, ((const u32 *)key_at(ring_rows + t))[pair], sum);
@@ -210,8 +211,6 @@ DEVICE void multiply_block(const Value &value, const char *const (&columns)[N], 
 // Products of a tile with N times eight columns that have decayed, of which the lane has one each as in multiply_seen.
 template <i32 FORMAT, bool HIGH, i32 N>
 DEVICE void multiply_decayed(const Seen<HIGH> &t, const char *const (&columns)[N], float (*y)[4]) {
-  // Two sums shorten the chain of products; where planes are joined there are no registers for them.
-  constexpr bool IS_ONE = !HIGH && FORMAT == FORMAT_SPLIT32;
   float second[N][4] = {};
 #pragma unroll
   for (i32 j = 0; j < BLOCKS; j++) {
@@ -234,15 +233,13 @@ DEVICE void multiply_decayed(const Seen<HIGH> &t, const char *const (&columns)[N
         if (FORMAT == FORMAT_F32) return from_bits(w[of]);
         return join(of % 2 ? w[of / 2] >> 16 : w[of / 2] & 0xFFFFu, of % 2 ? w[4 + of / 2] >> 16 : w[4 + of / 2]);
       };
-      multiply_block<N, FORMAT == FORMAT_F32>(value, columns, j, y, IS_ONE ? y : second);
+      multiply_block<N, FORMAT == FORMAT_F32>(value, columns, j, y, second);
     }
   }
-  if constexpr (!IS_ONE) {
 #pragma unroll
-    for (i32 n = 0; n < N; n++)
+  for (i32 n = 0; n < N; n++)
 #pragma unroll
-      for (i32 i = 0; i < 4; i++) y[n][i] += second[n][i];
-  }
+    for (i32 i = 0; i < 4; i++) y[n][i] += second[n][i];
 }
 
 // Eight columns' parts as right operands. row: of the lane's lane % 8.
@@ -301,11 +298,11 @@ DEVICE void multiply_decayed_keys(const Direct &d, i32 ring_rows, i32 pass, i32 
   }
 }
 
-// What the step's tokens bring to each column: a token a warp, from the first one on, of which there are most.
+// What the step's tokens bring to each column: a token a warp. The last warp, which mostly has no keys to multiply, has the first, which brings the most.
 DEVICE void weigh_own(const Direct &d, i32 ring_rows, i32 len) {
   i32 queries = first_query(len);
 #pragma unroll 1
-  for (i32 i = warp_of(); i < len; i += warps_of()) {
+  for (i32 i = warps_of() - 1 - warp_of(); i < len; i += warps_of()) {
     float own[OF_LANE], elapsed[OF_LANE] = {};
     load_four(key_at(ring_rows + i), BF16, own);
 #pragma unroll 1
@@ -346,6 +343,8 @@ DEVICE bool stand_apart(const State &s) {
 // Leaves what records and tokens bring to all columns, and makes the tile's products with them. y: of each pass.
 template <i32 FORMAT, bool HIGH>
 DEVICE void weigh_columns(const DeltaParams &p, const Direct &d, Seen<HIGH> &seen, i32 len, float (&y)[2][4]) {
+  // Where planes are joined there are no registers for products with more than eight columns: the tile is asked for once for each eight.
+  constexpr bool JOINS = !HIGH && FORMAT == FORMAT_SPLIT32;
   const Known &k = known();
   i32 ring_rows = p.ring_rows, lane = lane_index(), passes = passes_of(len), tiles = (ring_rows + TILE - 1) / TILE;
   float2 newer = newer_logs(d, ring_rows);
@@ -371,14 +370,23 @@ DEVICE void weigh_columns(const DeltaParams &p, const Direct &d, Seen<HIGH> &see
 #pragma unroll 1
   for (i32 warp = 0;;) {
     put_columns<HIGH>(d, d.at_reached, true, ring_rows, len);
-    if constexpr (!HIGH) ask_seen<FORMAT>(seen, p.state, k.tile[warp_of()]);
+    if constexpr (!HIGH && !JOINS) ask_seen<FORMAT>(seen, p.state, k.tile[warp_of()]);
     __syncthreads();
     if (!apart || warp == warp_of()) {
-      const char *columns[2] = {decayed_at(d.at_reached, lane / 4, len), decayed_at(d.at_reached, MAX_COLUMNS + lane / 4, len)};
-      if (passes == 1) {
-        const char *few[1] = {columns[0]};
+      if constexpr (JOINS) {
+#pragma unroll 1
+        for (i32 pass = passes - 1; pass >= 0; pass--) {
+          ask_seen<FORMAT>(seen, p.state, k.tile[warp_of()]);
+#pragma unroll
+          for (i32 e = 0; e < 4; e++) y[1][e] = y[0][e], y[0][e] = 0.0f;
+          const char *one[1] = {decayed_at(d.at_reached, pass * MAX_COLUMNS + lane / 4, len)};
+          multiply_decayed<FORMAT, HIGH, 1>(seen, one, y);
+        }
+      } else if (passes == 1) {
+        const char *few[1] = {decayed_at(d.at_reached, lane / 4, len)};
         multiply_decayed<FORMAT, HIGH, 1>(seen, few, y);
       } else {
+        const char *columns[2] = {decayed_at(d.at_reached, lane / 4, len), decayed_at(d.at_reached, MAX_COLUMNS + lane / 4, len)};
         multiply_decayed<FORMAT, HIGH, 2>(seen, columns, y);
       }
     }

@@ -18,6 +18,12 @@ struct Params {
   float *out;
 };
 
+#ifdef REPLAYSSM_RACES
+enum { WATCHED = 1 };
+#else
+enum { WATCHED = 0 };
+#endif
+
 typedef void (*Body)(const Params &);
 Body body;
 
@@ -39,7 +45,7 @@ bool runs(Body of, unsigned blocks, unsigned threads, unsigned shared_bytes, uns
 int failures;
 
 void check(const char *name, bool fine) {
-  printf("test emulated checks::%s ... %s\n", name, fine ? "ok" : "FAILED");
+  printf("test %s checks::%s ... %s\n", WATCHED ? "races" : "emulated", name, fine ? "ok" : "FAILED");
   failures += !fine;
 }
 
@@ -69,7 +75,7 @@ bool sums() {
 
 // A lane that reads its neighbour's word too soon finds what shared memory is before it is written.
 bool races() {
-  if (!runs(without_a_barrier, 1, 64, 0, 33)) return false;
+  if (!runs(without_a_barrier, 1, 64, 0, 33)) return WATCHED;
   int too_soon = 0;
   for (int i = 0; i < 64; i++) too_soon += __builtin_isnan(out[i]);
   return too_soon > 0;
@@ -132,6 +138,99 @@ bool halves() {
          ptx_from_f16(0xFC00) == -__builtin_inff() && __builtin_isnan(ptx_from_f16(ptx_to_f16(__builtin_nanf(""))));
 }
 
+// ---- What races.h finds: warp 0 leaves words that warp 1 reads, or the other way round ----
+
+alignas(16) unsigned source[64];
+
+volatile unsigned *word() { return (volatile unsigned *)emulated_shared_memory; }
+bool is_first() { return threadIdx.x < 32; }
+unsigned lane() { return threadIdx.x % 32; }
+SharedAt barrier(unsigned i) { return ptx_shared(emulated_shared_memory + 512 + 8 * i); }
+
+void read(const Params &p) { p.out[lane()] = (float)word()[lane()]; }
+
+void plainly(const Params &p) {
+  if (is_first()) word()[lane()] = lane();
+  if (p.n) __syncthreads();
+  if (!is_first()) read(p);
+}
+
+void write_what_was_read(const Params &p) {
+  if (!is_first()) read(p);
+  if (p.n) __syncthreads();
+  if (is_first()) word()[lane()] = lane();
+}
+
+void small_copies(const Params &p) {
+  if (is_first() && lane() < 8) ptx_copy16(ptx_shared(emulated_shared_memory + 16 * lane()), source + 4 * lane());
+  if (p.n) ptx_copies_wait();
+  __syncthreads();
+  if (!is_first()) read(p);
+}
+
+// n: the reader waits for the copy, and the writer for the reader before it copies again.
+void bulk_copies(const Params &p) {
+  if (threadIdx.x == 0) {
+    ptx_barrier_init(barrier(0), 1);
+    ptx_barrier_init(barrier(1), 32);
+  }
+  __syncthreads();
+  for (unsigned turn = 0; turn < 2; turn++) {
+    if (is_first()) {
+      if (turn > 0 && p.n) ptx_barrier_wait(barrier(1), 0);
+      if (lane() == 0) {
+        ptx_barrier_arrive_expect(barrier(0), 128);
+        ptx_bulk_copy(ptx_shared(emulated_shared_memory), source, 128, barrier(0));
+      }
+    } else {
+      if (p.n) ptx_barrier_wait(barrier(0), turn);
+      read(p);
+      ptx_barrier_arrive(barrier(1));
+    }
+  }
+}
+
+void counters(const Params &p) {
+  SharedAt counter = ptx_shared(emulated_shared_memory + 512);
+  if (threadIdx.x == 0) ptx_counter_set(counter, 0);
+  __syncthreads();
+  if (is_first()) {
+    word()[lane()] = lane();
+    __syncwarp();
+    if (lane() == 0) ptx_counter_set(counter, 1);
+  } else {
+    if (p.n) ptx_counter_wait(counter, 1);
+    read(p);
+  }
+}
+
+void lanes(const Params &p) {
+  word()[threadIdx.x] = lane();
+  if (p.n) __syncwarp();
+  p.out[lane()] = (float)word()[threadIdx.x ^ 1];
+}
+
+// Each as it is without a race, and with one.
+void check_races() {
+  struct {
+    const char *name;
+    Body body;
+    unsigned fine, racy;
+  } cases[] = {
+      {"a_read_behind_the_blocks_barrier", plainly, 1, 0},
+      {"a_write_behind_the_blocks_barrier", write_what_was_read, 1, 0},
+      {"a_copy_that_was_waited_for", small_copies, 1, 0},
+      {"a_copy_behind_a_barrier_in_shared_memory", bulk_copies, 1, 0},
+      {"a_read_behind_a_counter", counters, 1, 0},
+      {"lanes_that_have_met", lanes, 1, 0},
+  };
+  for (auto &c : cases) {
+    char name[100];
+    snprintf(name, sizeof name, "races_are_told_from_%s", c.name);
+    check(name, runs(c.body, 1, 64, 1024, c.fine) && !runs(c.body, 1, 64, 1024, c.racy));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -168,5 +267,6 @@ int main() {
   check("no_memory_is_found", !runs([](const Params &p) { *(volatile float *)(unsigned long long)p.n = 1; }, 1, 32, 0, 64));
   check("shared_memory_is_nan_at_first", runs([](const Params &p) { p.out[threadIdx.x] = words[threadIdx.x]; }, 1, 32, 0) &&
                                               __builtin_isnan(out[31]));
+  if (WATCHED) check_races();
   return failures != 0;
 }

@@ -143,6 +143,7 @@ bool step(unsigned first, unsigned n) {
     if (!same(threads[first], threads[i])) return parted(first, i, "warp");
   if (threads[first].state == AT_WARP)
     for (unsigned i = first; i < first + n; i++) threads[i].state = RUNS;
+  if (threads[first].state == RUNS) races::warp_meets(first / WARP);
   return true;
 }
 
@@ -172,7 +173,9 @@ bool run_block(unsigned shared_bytes) {
   memset(emulated_shared_memory, 0xFF, shared_bytes);
   memset(kernel->shared, 0xFF, (size_t)(kernel->shared_end - kernel->shared));
   for (unsigned i = 0; i < n_threads; i++) prepare(i);
-  unsigned n_warps = (n_threads + WARP - 1) / WARP, runnable[MOST_THREADS / WARP];
+  unsigned n_warps = (n_threads + WARP - 1) / WARP;
+  races::begin(n_warps, emulated_shared_memory, shared_bytes, kernel->shared, (unsigned)(kernel->shared_end - kernel->shared));
+  unsigned runnable[MOST_THREADS / WARP];
   for (;;) {
     unsigned n = 0;
     for (unsigned w = 0; w < n_warps; w++) runnable[n++] = w;
@@ -190,6 +193,7 @@ bool run_block(unsigned shared_bytes) {
     for (unsigned i = 1; i < n_threads; i++)
       if (!same(threads[0], threads[i])) return parted(0, i, "block");
     if (threads[0].state == ENDED) return true;
+    races::block_meets();
     any = 0;
     for (unsigned i = 0; i < n_threads; i++) {
       any |= threads[i].vote;
@@ -316,6 +320,7 @@ bool run(const Kernel &of, unsigned blocks, unsigned n, unsigned shared_bytes, c
       block_index = {(unsigned)((start + (unsigned long long)i * stride) % blocks), 0, 0};
       fine = run_block(shared_bytes) && guards_hold(shared_bytes);
     }
+    if (races::found()) fine = false;
   }
   is_device = false;
   for (int i = 0; i < 3; i++) sigaction(numbers[i], &old[i], nullptr);

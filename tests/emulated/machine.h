@@ -4,8 +4,10 @@
 //
 // Found and reported, with kernel, block, thread and line: threads of a block or lanes of a warp that wait at different places, or of
 // which some have ended; warps that all wait for something that no other will do; writes in front of and behind dynamic shared memory;
-// accesses that no process may make. Shared memory is all ones, thus NaN, when a block begins.
+// accesses that no process may make. Shared memory is all ones, thus NaN, when a block begins. Built with REPLAYSSM_RACES, accesses to shared
+// memory that nothing orders, too: races.h.
 #pragma once
+#include "races.h"
 
 namespace emulated {
 

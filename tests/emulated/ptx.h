@@ -10,6 +10,8 @@ inline void ptx_prefetch(const char *at) { (void)*(const volatile char *)at; }
 
 inline int ptx_hide(int x) { return x; }
 
+inline void ptx_reads_count(bool do_count) { emulated::races::reads_count(do_count); }
+
 inline void ptx_scale(float &v, float f) { v = v * f; }
 inline void ptx_scale_and_add(float &v, float f) { v = __builtin_fmaf(v, f, v); }
 
@@ -54,19 +56,24 @@ static_assert(sizeof(EmulatedBarrier) == sizeof(unsigned long long), "in place o
 typedef char *SharedAt;
 inline SharedAt ptx_shared(const void *at) { return (SharedAt)(unsigned long long)at; }
 
+// Barriers and counters are no memory that others' accesses could race with.
+#define EMULATED_SYNC __attribute__((no_sanitize("kernel-address")))
+
 inline EmulatedBarrier &emulated_barrier(SharedAt at) { return *(EmulatedBarrier *)at; }
 
-inline void emulated_arrive(SharedAt at, int arrivals, int bytes) {
+EMULATED_SYNC inline void emulated_arrive(SharedAt at, int arrivals, int bytes, bool with_copies = false) {
+  emulated::races::arrive(at, arrivals > 0, arrivals == 0 || with_copies);
   EmulatedBarrier &b = emulated_barrier(at);
   b.missing = (unsigned short)(b.missing - arrivals);
   b.bytes += bytes;
   if (b.missing == 0 && b.bytes == 0) {
     b.missing = b.count_and_phase >> 1;
+    emulated::races::end_phase(at, b.count_and_phase & 1u);
     b.count_and_phase ^= 1;
   }
 }
 
-inline void ptx_barrier_init(SharedAt at, unsigned count) {
+EMULATED_SYNC inline void ptx_barrier_init(SharedAt at, unsigned count) {
   emulated_barrier(at) = EmulatedBarrier{0, (unsigned short)count, (unsigned short)(count << 1)};
 }
 
@@ -74,22 +81,31 @@ inline void ptx_barrier_init_fence() {}
 inline void ptx_barrier_arrive(SharedAt at) { emulated_arrive(at, 1, 0); }
 inline void ptx_barrier_arrive_expect(SharedAt at, unsigned bytes) { emulated_arrive(at, 1, (int)bytes); }
 
+EMULATED_SYNC inline bool emulated_phase_has_ended(const void *barrier, unsigned parity) {
+  return (((const EmulatedBarrier *)barrier)->count_and_phase & 1u) != parity;
+}
+EMULATED_SYNC inline bool emulated_counter_is(const void *at, unsigned least) { return *(const unsigned *)at >= least; }
+
 // All lanes of a warp wait together, here.
 inline void ptx_barrier_wait(SharedAt at, unsigned parity, CALLER) {
-  emulated::wait_until([](const void *barrier, unsigned phase) { return (((const EmulatedBarrier *)barrier)->count_and_phase & 1u) != phase; },
-                       at, parity, SITE);
+  emulated::wait_until(emulated_phase_has_ended, at, parity, SITE);
+  emulated::races::see_phase(at, parity);
 }
 
-inline void ptx_counter_set(SharedAt counter, unsigned to) { *(unsigned *)counter = to; }
+EMULATED_SYNC inline void ptx_counter_set(SharedAt counter, unsigned to) {
+  emulated::races::arrive(counter, true, false);
+  *(unsigned *)counter = to;
+}
 
 // All lanes of a warp wait together, here, too.
 inline void ptx_counter_wait(SharedAt counter, unsigned at_least, CALLER) {
-  emulated::wait_until([](const void *at, unsigned least) { return *(const unsigned *)at >= least; }, counter, at_least, SITE);
+  emulated::wait_until(emulated_counter_is, counter, at_least, SITE);
+  emulated::races::see_counter(counter);
 }
 
 inline void ptx_bulk_copy(SharedAt to, const void *from, unsigned bytes, SharedAt at, CALLER) {
   if ((unsigned long long)to % 16 || (unsigned long long)from % 16 || bytes % 16) emulated::fail("a bulk copy that is not aligned", SITE);
-  __builtin_memcpy(to, from, bytes);
+  emulated::races::copy(to, from, bytes);
   emulated_arrive(at, 0, -(int)bytes);
 }
 
@@ -100,22 +116,22 @@ inline void ptx_bulk_prefetch(const void *from, unsigned bytes, CALLER) {
 
 inline void ptx_copy8(SharedAt to, const void *from, CALLER) {
   if ((unsigned long long)to % 8 || (unsigned long long)from % 8) emulated::fail("a copy of eight bytes that is not aligned", SITE);
-  __builtin_memcpy(to, from, 8);
+  emulated::races::copy(to, from, 8);
 }
 
 inline void ptx_copy4(SharedAt to, const void *from, CALLER) {
   if ((unsigned long long)to % 4 || (unsigned long long)from % 4) emulated::fail("a copy of four bytes that is not aligned", SITE);
-  __builtin_memcpy(to, from, 4);
+  emulated::races::copy(to, from, 4);
 }
 
 inline void ptx_copy16(SharedAt to, const void *from, CALLER) {
   if ((unsigned long long)to % 16 || (unsigned long long)from % 16) emulated::fail("a copy of sixteen bytes that is not aligned", SITE);
-  __builtin_memcpy(to, from, 16);
+  emulated::races::copy(to, from, 16);
 }
 
-inline void ptx_copies_wait() {}
+inline void ptx_copies_wait() { emulated::races::copies_are_done(); }
 
-inline void ptx_copies_arrive(SharedAt at) { emulated_arrive(at, 1, 0); }
+inline void ptx_copies_arrive(SharedAt at) { emulated_arrive(at, 1, 0, true); }
 
 // ---- Tensor cores ----
 
@@ -157,13 +173,18 @@ inline void ptx_mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const un
 template <bool TRANSPOSED>
 void ptx_ldmatrix_x4(unsigned (&to)[4], const void *row, CALLER) {
   unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-  const unsigned long long *rows = emulated::wait_for_warp(~0u, (unsigned long long)row, SITE);
+  // With the address, whether what is read there counts, of which the lane that brought it knows.
+  constexpr unsigned long long COUNTS = 1ull << 63;
+  bool own = emulated::races::reads_count();
+  const unsigned long long *rows = emulated::wait_for_warp(~0u, (unsigned long long)row | (own ? COUNTS : 0), SITE);
   for (unsigned i = 0; i < 4; i++) {
     unsigned short two[2];
     for (unsigned e = 0; e < 2; e++) {
       unsigned r = TRANSPOSED ? 2 * quad + e : group, column = TRANSPOSED ? group : 2 * quad + e;
-      two[e] = ((const unsigned short *)rows[8 * i + r])[column];
+      emulated::races::reads_count(rows[8 * i + r] & COUNTS);
+      two[e] = ((const unsigned short *)(rows[8 * i + r] & ~COUNTS))[column];
     }
     to[i] = two[0] | (unsigned)two[1] << 16;
   }
+  emulated::races::reads_count(own);
 }

@@ -4,6 +4,8 @@
 #   tests/emulated/run.sh               builds the driver and the programs with cargo, and runs what takes a few minutes
 #   tests/emulated/run.sh NAME [ARGS]   one program (exactness, readout and soak too), with arguments for its harness
 #
+#   RACES=1                     finds accesses to shared memory that nothing orders, too (races.h); some ten times as slow
+#   KERNELS=REGEX               builds these kernels alone: others are not found
 #   REPLAYSSM_ACROSS=n          models of the comparison: all by default
 #   REPLAYSSM_TEST_SEED=n   another order of blocks, warps and threads
 #
@@ -11,7 +13,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
-out=$PWD/build/emulated
+out=$PWD/build/emulated${RACES:+-races}
 mkdir -p "$out"
 
 skip() {
@@ -27,7 +29,7 @@ names=${1:-across conv1d decode single life cases delta_cases checks lent positi
 # The program that measures has kernels of its own.
 bench=()
 case $names in *bench) bench=(--features bench) ;; esac
-"$cargo" run --locked --quiet "${bench[@]}" --example kernel_list >"$out/kernels"
+"$cargo" run --locked --quiet "${bench[@]}" --example kernel_list | grep -E "${KERNELS:-.}" >"$out/kernels" || true
 [ -s "$out/kernels" ] || skip "the library was built without kernels, as where there is no NVRTC"
 tests/emulated/build.sh "$out/kernels" "$out"
 
@@ -46,8 +48,9 @@ programs=$([ -z "$others" ] || programs_of $(printf -- '--test %s ' $others))
 
 failed=0
 # Lines look as cargo's do, with this stage in front of the name.
+stage=${RACES:+races}
 run() {
-  LD_LIBRARY_PATH=$out "$@" </dev/null 2>&1 | sed -u 's/^test \(.* \.\.\. \)/test emulated \1/'
+  LD_LIBRARY_PATH=$out "$@" </dev/null 2>&1 | sed -u "s/^test \\(.* \\.\\.\\. \\)/test ${stage:-emulated} \\1/"
 }
 # A device works on one launch at a time: two programs share the processor. What they print comes in order.
 pids=()
@@ -57,7 +60,7 @@ ended() {
 }
 
 export RUSTC_BOOTSTRAP=1
-[ $# != 0 ] || "$out/checks" || failed=1
+[ $# != 0 ] && [ -z "$stage" ] || "$out/checks" || failed=1
 while read -r name program; do
   # The comparison makes rigs of both backends by itself, and two rigs of the CPU elsewhere.
   backend=cuda chosen=("${@:2}")

@@ -276,7 +276,9 @@ impl Key {
         let fits = match self.work {
             Work::Mamba2Serial => self.format <= 2 && arch < 100,
             Work::DeltaSerial => self.format == 2 && arch < 100,
-            Work::Mamba2Single | Work::Mamba2Direct | Work::DeltaDirect => true,
+            Work::Mamba2Single | Work::Mamba2Direct => true,
+            // Beside a fp32 tile decays per column find no registers there.
+            Work::DeltaDirect => !self.kda || self.high || arch < 100,
             Work::DeltaSingle => self.kda || self.format != 2 || arch == 90,
             Work::Mamba2Parallel => arch < 100,
             Work::DeltaParallel => self.kda,
