@@ -68,7 +68,7 @@ run() {
 }
 
 # Stages with builds of their own go on beside everything else, one after the other.
-stages="aarch64 fuzz tsan races"
+stages="aarch64 fuzz tsan"
 for stage in $stages; do
   waiting=$((waiting + 1))
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests of the CUDA backend without a GPU: on a driver whose device executes the kernels' sources on the processor.
 #
-#   tests/emulated/run.sh               builds the driver and the programs with cargo, and runs what takes a few minutes
+#   tests/emulated/run.sh               builds the driver and the programs with cargo, and runs what takes a few minutes; a part of it with RACES
 #   tests/emulated/run.sh NAME [ARGS]   one program (exactness, readout and soak too), with arguments for its harness
 #
 #   RACES=1                     finds accesses to shared memory that nothing orders, too (races.h); some ten times as slow
@@ -50,7 +50,7 @@ failed=0
 # Lines look as cargo's do, with this stage in front of the name.
 stage=${RACES:+races}
 run() {
-  LD_LIBRARY_PATH=$out "$@" </dev/null 2>&1 | sed -u "s/^test \\(.* \\.\\.\\. \\)/test ${stage:-emulated} \\1/"
+  LD_LIBRARY_PATH=${watched:-$out} "$@" </dev/null 2>&1 | sed -u "s/^test \\(.* \\.\\.\\. \\)/test ${stage:-emulated} \\1/"
 }
 # A device works on one launch at a time: two programs share the processor. What they print comes in order.
 pids=()
@@ -102,4 +102,16 @@ while read -r name program; do
   [ "$n" = 0 ] || ended $((n - 1))
 done <<<"${programs#$'\n'}"
 [ ${#pids[@]} = 0 ] || ended $((${#pids[@]} - 1))
+
+# A few steps once more, with all accesses to shared memory looked at: with the kernels of SPLIT32 for up to 128 columns.
+if [ $# = 0 ] && [ -z "${RACES:-}" ]; then
+  stage=races
+  watched=$out-races
+  mkdir -p "$watched"
+  grep -vE '^[a-z0-9_]+(_256 |_b?f(16|32)_)' "$out/kernels" >"$watched/kernels"
+  RACES=1 tests/emulated/build.sh "$watched/kernels" "$watched"
+  "$watched/checks" || failed=1
+  decode=$(sed -n 's/^decode //p' <<<"$programs")
+  REPLAYSSM_TEST_BACKEND=cuda run "$decode" -Z unstable-options --report-time --show-output few_of few_gdn_of few_kda_of few_late || failed=1
+fi
 exit "$failed"
