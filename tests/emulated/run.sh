@@ -6,6 +6,7 @@
 #
 #   RACES=1                     finds accesses to shared memory that nothing orders, too (races.h); some ten times as slow
 #   KERNELS=REGEX               builds these kernels alone: others are not found
+#   PROGRAMS                    test programs that are there, a line each, as is the list of kernels: nothing is built with cargo
 #   REPLAYSSM_ACROSS=n          models of the comparison: all by default
 #   REPLAYSSM_TEST_SEED=n   another order of blocks, warps and threads
 #
@@ -29,7 +30,7 @@ names=${1:-across conv1d decode single life cases delta_cases checks lent positi
 # The program that measures has kernels of its own.
 bench=()
 case $names in *bench) bench=(--features bench) ;; esac
-"$cargo" run --locked --quiet "${bench[@]}" --example kernel_list | grep -E "${KERNELS:-.}" >"$out/kernels" || true
+[ -n "${PROGRAMS:-}" ] || "$cargo" run --locked --quiet "${bench[@]}" --example kernel_list | grep -E "${KERNELS:-.}" >"$out/kernels" || true
 [ -s "$out/kernels" ] || skip "the library was built without kernels, as where there is no NVRTC"
 tests/emulated/build.sh "$out/kernels" "$out"
 
@@ -41,10 +42,14 @@ for message in map(json.loads, sys.stdin):
     if message.get("executable") and message["profile"]["test"]:
         print(message["target"]["name"], message["executable"])'
 }
-others=$(printf '%s ' $names | sed 's/bench $//')
-# shellcheck disable=SC2046,SC2086 # a word for each program
-programs=$([ -z "$others" ] || programs_of $(printf -- '--test %s ' $others))
-[ ${#bench[@]} = 0 ] || programs+=$'\n'$(programs_of "${bench[@]}" --test bench)
+if [ -n "${PROGRAMS:-}" ]; then
+  programs=$(for name in $names; do sed -nE "s,^.*/$name-[0-9a-f]+\$,$name &,p" <<<"$PROGRAMS"; done)
+else
+  others=$(printf '%s ' $names | sed 's/bench $//')
+  # shellcheck disable=SC2046,SC2086 # a word for each program
+  programs=$([ -z "$others" ] || programs_of $(printf -- '--test %s ' $others))
+  [ ${#bench[@]} = 0 ] || programs+=$'\n'$(programs_of "${bench[@]}" --test bench)
+fi
 
 failed=0
 # Lines look as cargo's do, with this stage in front of the name.
