@@ -38,7 +38,7 @@ fi
   echo "libcuda.so.1: $objects"
   echo "	$cxx -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs -o \$@ \$^ -ldl"
   echo "checks: checks.o machine.o races.o"
-  echo "	$cxx -o \$@ \$^"
+  echo "	$cxx -o \$@ \$^ -ldl"
   for object in driver machine races checks; do
     echo "$object.o: Makefile"
     echo "	$cxx $common $([ "$object" != checks ] || echo "$watched") -MMD -MP -I. -c $here/$object.cpp -o \$@"

@@ -30,7 +30,11 @@ names=${1:-across conv1d decode single life cases delta_cases checks lent positi
 # The program that measures has kernels of its own.
 bench=()
 case $names in *bench) bench=(--features bench) ;; esac
-[ -n "${PROGRAMS:-}" ] || "$cargo" run --locked --quiet "${bench[@]}" --example kernel_list | grep -E "${KERNELS:-.}" >"$out/kernels" || true
+if [ -z "${PROGRAMS:-}" ]; then
+  "$cargo" run --locked --quiet "${bench[@]}" --example kernel_list >"$out/all-kernels"
+  [ ! -s "$out/all-kernels" ] || grep -E -- "${KERNELS:-.}" "$out/all-kernels" >"$out/kernels" || { echo "no kernel matches ${KERNELS:-}" >&2 && exit 2; }
+  [ -s "$out/all-kernels" ] || : >"$out/kernels"
+fi
 [ -s "$out/kernels" ] || skip "the library was built without kernels, as where there is no NVRTC"
 tests/emulated/build.sh "$out/kernels" "$out"
 
@@ -43,7 +47,7 @@ for message in map(json.loads, sys.stdin):
         print(message["target"]["name"], message["executable"])'
 }
 if [ -n "${PROGRAMS:-}" ]; then
-  programs=$(for name in $names; do sed -nE "s,^.*/$name-[0-9a-f]+\$,$name &,p" <<<"$PROGRAMS"; done)
+  programs=$(for name in $names; do sed -nE "s,^.*/$name-[0-9a-f]+\$,$name &,p" <<<"$PROGRAMS" | grep . || exit; done) || { echo "not all of '$names' are there" >&2 && exit 1; }
 else
   others=$(printf '%s ' $names | sed 's/bench $//')
   # shellcheck disable=SC2046,SC2086 # a word for each program
@@ -53,9 +57,9 @@ fi
 
 failed=0
 # Lines look as cargo's do, with this stage in front of the name.
-stage=${RACES:+races}
+stage=${RACES:+races} library=$out
 run() {
-  LD_LIBRARY_PATH=${watched:-$out} "$@" </dev/null 2>&1 | sed -u "s/^test \\(.* \\.\\.\\. \\)/test ${stage:-emulated} \\1/"
+  LD_LIBRARY_PATH=$library "$@" </dev/null 2>&1 | sed -u "s/^test \\(.* \\.\\.\\. \\)/test ${stage:-emulated} \\1/"
 }
 # A device works on one launch at a time: two programs share the processor. What they print comes in order.
 pids=()
@@ -110,12 +114,11 @@ done <<<"${programs#$'\n'}"
 
 # A few steps once more, with all accesses to shared memory looked at: with the kernels of SPLIT32 for up to 128 columns.
 if [ $# = 0 ] && [ -z "${RACES:-}" ]; then
-  stage=races
-  watched=$out-races
-  mkdir -p "$watched"
-  grep -vE '^[a-z0-9_]+(_256 |_b?f(16|32)_)' "$out/kernels" >"$watched/kernels"
-  RACES=1 tests/emulated/build.sh "$watched/kernels" "$watched"
-  "$watched/checks" || failed=1
+  stage=races library=$out-races
+  mkdir -p "$library"
+  grep -vE '^[a-z0-9_]+(_256 |_b?f(16|32)_)' "$out/kernels" >"$library/kernels"
+  RACES=1 tests/emulated/build.sh "$library/kernels" "$library"
+  "$library/checks" || failed=1
   decode=$(sed -n 's/^decode //p' <<<"$programs")
   REPLAYSSM_TEST_BACKEND=cuda run "$decode" -Z unstable-options --report-time --show-output few_of few_gdn_of few_kda_of few_late || failed=1
 fi
